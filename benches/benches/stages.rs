@@ -1,0 +1,2 @@
+//! x
+fn main(){divan::main()}

@@ -1,0 +1,119 @@
+//! The module that stands in the place of self-attention.
+
+use burn::{module::Module, tensor::Tensor};
+
+use crate::{
+    Error, McSparseConfig, MetaCache, StepKind,
+    check::{Problem, not_finite},
+    stages::Run,
+};
+
+/// MC-Sparse attention of one layer.
+///
+/// It has no weights: put it where the block calls dense attention and hand it the run's [`MetaCache`]. Which of its
+/// three behaviours a call gets (dense, anchor, reuse) follows from the step clock in the cache.
+#[derive(Module, Debug)]
+pub struct McSparseAttention {
+    #[module(skip)]
+    config: McSparseConfig,
+    #[module(skip)]
+    layer: usize,
+}
+
+impl McSparseAttention {
+    pub(crate) fn new(config: McSparseConfig, layer: usize) -> Self {
+        Self { config, layer }
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &McSparseConfig {
+        &self.config
+    }
+
+    /// The layer, counted from 0.
+    pub fn layer(&self) -> usize {
+        self.layer
+    }
+
+    /// Attends, densely or sparsely as the schedule says for this step.
+    ///
+    /// On an autodiff device the result is computed without gradient and comes back untracked; the report says so.
+    ///
+    /// # Shapes
+    ///
+    /// - `query`: `[batch, heads, tokens, head_dim]`, after QK norm and rotary embedding, in f32, f16 or bf16
+    /// - `key`, `value`: `[batch, kv_heads, tokens, head_dim]`, `heads` a multiple of `kv_heads`
+    /// - returns `[batch, heads, tokens, head_dim]` in the dtype of `query`
+    ///
+    /// Strided views are read as they are.
+    ///
+    /// # Errors
+    ///
+    /// Every misuse that [`Error`] lists, found before anything runs: the cache is unchanged then.
+    pub fn forward(
+        &self,
+        query: Tensor<4>,
+        key: Tensor<4>,
+        value: Tensor<4>,
+        cache: &mut MetaCache,
+    ) -> Result<Tensor<4>, Error> {
+        forward(&self.config, self.layer, query, key, value, cache)
+    }
+}
+
+/// See [`McSparseAttention::forward`].
+pub(crate) fn forward(
+    config: &McSparseConfig,
+    layer: usize,
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    cache: &mut MetaCache,
+) -> Result<Tensor<4>, Error> {
+    let call = cache.enter(layer)?;
+    let autodiff = query.is_autodiff();
+    let (query, key, value) = (query.without_autodiff(), key.without_autodiff(), value.without_autodiff());
+    let problem = Problem::of_self_attention(&query, &key, &value)?;
+    let budget = config.budget_for(problem.queries)?;
+    let kind = if config.dense_layers.contains(&layer) { StepKind::Dense } else { call.kind };
+    if config.check_finite {
+        for (argument, tensor) in [("query", &query), ("key", &key), ("value", &value)] {
+            let count = not_finite(tensor);
+            if count > 0 {
+                return Err(Error::NotFinite { argument, count, layer, step: call.step });
+            }
+        }
+    }
+
+    let run = Run::new(config, &problem, budget);
+    let reused = match kind {
+        StepKind::Reuse => {
+            let slot = cache.fresh_slot(&call)?;
+            slot.check(&run.slot_shape(), &problem)?;
+            Some(slot.clone())
+        }
+        _ => None,
+    };
+    let output = match (kind, reused) {
+        (StepKind::Reuse, Some(slot)) => run.reuse(query, key, value, slot, cache),
+        (StepKind::Anchor, _) => {
+            let (output, slot) = run.anchor(query, key, value, &call, cache);
+            cache.store(slot);
+            output
+        }
+        _ => run.dense(query, key, value, cache).0,
+    };
+
+    let dense_pairs = (problem.batch * problem.heads) as f64 * (problem.queries as f64).powi(2);
+    let share = match kind {
+        StepKind::Dense => 1.0,
+        StepKind::Anchor => 1.5 + budget.reuse_density(),
+        StepKind::Reuse => budget.reuse_density(),
+    };
+    cache.report_mut().add_pairs(share * dense_pairs, dense_pairs);
+    if autodiff {
+        cache.report_mut().note_dropped_gradient();
+    }
+    cache.leave(&call, kind);
+    Ok(if autodiff { output.autodiff() } else { output })
+}

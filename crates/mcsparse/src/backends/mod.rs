@@ -1,0 +1,21 @@
+//! Kernels by backend, each beside the predicate that says which problems it takes.
+
+#[cfg(feature = "flex")]
+mod flex;
+
+#[cfg(any(feature = "flex", feature = "cube"))]
+use burn::backend::DispatchDevice;
+
+use crate::{check::Problem, ops::Stage};
+
+/// The name of the kernel that runs `stage` for `problem`, or why there is none.
+pub(crate) fn supports(stage: Stage, problem: &Problem) -> Result<&'static str, String> {
+    match problem.device.as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => flex::supports(stage, problem),
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(_) => Err("no CubeCL kernel for this stage yet".into()),
+        #[allow(unreachable_patterns)]
+        _ => Err(format!("no kernel for {:?}", problem.device)),
+    }
+}

@@ -1,0 +1,182 @@
+//! The state that lives between steps: what anchors computed, the step clock and the report of the run.
+
+mod clock;
+mod file;
+mod slot;
+
+use burn::{module::Module, tensor::Device};
+
+pub(crate) use slot::SlotShape;
+pub use slot::{Slot, SlotKey};
+
+use crate::{Branch, Error, McSparseConfig, Plan, RunReport, StepKind};
+use clock::Clock;
+
+/// The cache of one denoising run: a [`Slot`] for each layer, guidance branch and expert, the step clock that says which
+/// steps refresh and which reuse them, and the report of what ran.
+///
+/// It is a Burn module made of tensors, so `to_device` moves it; it has no parameters and stays out of a model's record.
+/// Hand it `&mut` to [`crate::McSparseAttention::forward`], as Burn's own attention caches are.
+#[derive(Module, Debug)]
+pub struct MetaCache {
+    slots: Vec<Slot>,
+    #[module(skip)]
+    clock: Clock,
+    #[module(skip)]
+    report: RunReport,
+    #[module(skip)]
+    timed: bool,
+}
+
+/// Where in the run a call stands, as [`MetaCache::enter`] found it.
+pub(crate) struct Call {
+    pub key: SlotKey,
+    pub step: usize,
+    pub kind: StepKind,
+}
+
+impl MetaCache {
+    /// An empty cache for a run of `steps` steps (evaluations of the model) under the schedule of `config`.
+    ///
+    /// # Errors
+    ///
+    /// See [`McSparseConfig::validate`] and [`crate::Schedule::plan`].
+    pub fn new(config: &McSparseConfig, steps: usize) -> Result<Self, Error> {
+        config.validate()?;
+        let clock = Clock::new(config.schedule.plan(steps)?);
+        Ok(Self { slots: Vec::new(), clock, report: RunReport::default(), timed: false })
+    }
+
+    /// Announces the branches of the run, so that every call must stand in one of them. Without this the run has the
+    /// branches that [`MetaCache::begin_branch`] names as it goes, and [`Branch::conditional`] where it names none.
+    pub fn with_branches(mut self, branches: impl IntoIterator<Item = Branch>) -> Self {
+        self.clock.announce(branches.into_iter().collect());
+        self
+    }
+
+    /// Times each stage in the report. Waits for the device around every stage, which slows a GPU down.
+    pub fn with_stage_times(mut self, timed: bool) -> Self {
+        self.timed = timed;
+        self
+    }
+
+    /// Moves the clock to `step`; call it once before each step, from 0 on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Clock`] if `step` is not the next one or lies past the end of the run.
+    pub fn begin_step(&mut self, step: usize) -> Result<(), Error> {
+        self.clock.begin_step(step)
+    }
+
+    /// Says which branch the following calls of this step belong to.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Branch`] if branches were announced and this is none of them, or no step has begun.
+    pub fn begin_branch(&mut self, branch: &Branch) -> Result<(), Error> {
+        self.clock.begin_branch(branch)
+    }
+
+    /// Forgets all slots and the report and sets the clock back, for another run of the same plan.
+    pub fn clear(&mut self) {
+        self.slots.clear();
+        self.clock.rewind();
+        self.report = RunReport::default();
+    }
+
+    /// The kind of every step.
+    pub fn plan(&self) -> &Plan {
+        self.clock.plan()
+    }
+
+    /// What ran so far.
+    pub fn report(&self) -> &RunReport {
+        &self.report
+    }
+
+    /// The filled slots.
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Bytes that the cached tensors take.
+    pub fn size_in_bytes(&self) -> usize {
+        self.slots.iter().map(Slot::size_in_bytes).sum()
+    }
+
+    /// Checks the clock and the branch for a call of `layer` without changing anything.
+    pub(crate) fn enter(&self, layer: usize) -> Result<Call, Error> {
+        let (step, branch) = self.clock.enter(layer)?;
+        let kind = self.clock.plan().kind(step).expect("the clock stays inside the plan");
+        Ok(Call { key: SlotKey { layer, branch }, step, kind })
+    }
+
+    /// Marks a call as done.
+    pub(crate) fn leave(&mut self, call: &Call, kind: StepKind) {
+        self.clock.leave(call.key.layer);
+        self.report.add_call(call.step, &call.key, kind);
+    }
+
+    /// The slot that a reuse call reads: filled by the latest anchor of the plan, or loaded from a file.
+    pub(crate) fn fresh_slot(&self, call: &Call) -> Result<&Slot, Error> {
+        let planned = self.clock.plan().anchor_before(call.step);
+        let missing = |reason: String| Error::NoAnchor {
+            layer: call.key.layer,
+            branch: call.key.branch.to_string(),
+            step: call.step,
+            reason,
+        };
+        let slot = self.slots.iter().find(|slot| slot.key() == &call.key).ok_or_else(|| {
+            let others: Vec<_> = self.slots.iter().filter(|s| s.key().layer == call.key.layer).collect();
+            match (planned, others.first()) {
+                (_, Some(other)) => missing(format!("only {} was cached for this layer", other.key().branch)),
+                (Some(anchor), None) => missing(format!("the anchor was step {anchor}, where this layer did not run")),
+                (None, None) => missing("no anchor came before".into()),
+            }
+        })?;
+        match (slot.step(), planned) {
+            (Some(step), Some(anchor)) if step < anchor => {
+                Err(missing(format!("the slot is from step {step}, the refresh at step {anchor} was missed")))
+            }
+            _ => Ok(slot),
+        }
+    }
+
+    pub(crate) fn store(&mut self, slot: Slot) {
+        match self.slots.iter_mut().find(|old| old.key() == slot.key()) {
+            Some(old) => *old = slot,
+            None => self.slots.push(slot),
+        }
+    }
+
+    pub(crate) fn report_mut(&mut self) -> &mut RunReport {
+        &mut self.report
+    }
+
+    pub(crate) fn is_timed(&self) -> bool {
+        self.timed
+    }
+
+    /// Writes all slots to a safetensors file. The file appears whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CacheFile`] if the file cannot be written.
+    pub fn save(&self, path: impl AsRef<std::path::Path>) -> Result<(), Error> {
+        file::save(&self.slots, path.as_ref())
+    }
+
+    /// Fills the slots from a file that [`MetaCache::save`] wrote, onto `device`. The clock is set back; reuse steps find
+    /// the loaded slots, anchors replace them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CacheFile`] if the file cannot be read, is of another format, or is damaged; this cache is unchanged then.
+    pub fn load(&mut self, path: impl AsRef<std::path::Path>, device: &Device) -> Result<(), Error> {
+        let slots = file::load(path.as_ref(), device)?;
+        self.clear();
+        self.slots = slots;
+        Ok(())
+    }
+}

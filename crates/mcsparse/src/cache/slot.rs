@@ -1,0 +1,132 @@
+//! What one anchor leaves behind for one layer and branch.
+
+use burn::{
+    module::Module,
+    tensor::{Int, Tensor},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{Branch, Error, check::Problem};
+
+/// Which layer and branch a slot belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SlotKey {
+    /// Layer, counted from 0.
+    pub layer: usize,
+    /// Guidance branch and expert.
+    pub branch: Branch,
+}
+
+/// Groups, key indices and residual of one layer and branch, always from one and the same anchor.
+#[derive(Module, Debug)]
+pub struct Slot {
+    order: Tensor<3, Int>,
+    indices: Tensor<4, Int>,
+    residual: Tensor<4>,
+    #[module(skip)]
+    key: SlotKey,
+    #[module(skip)]
+    shape: SlotShape,
+    #[module(skip)]
+    step: Option<usize>,
+}
+
+/// The problem that a slot was made for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SlotShape {
+    pub batch: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub tokens: usize,
+    pub head_dim: usize,
+    pub dtype: String,
+    pub group_size: usize,
+    pub sink_prefix: usize,
+    pub sink_suffix: usize,
+    pub kept_keys: usize,
+}
+
+impl Slot {
+    pub(crate) fn new(
+        key: SlotKey,
+        shape: SlotShape,
+        step: Option<usize>,
+        order: Tensor<3, Int>,
+        indices: Tensor<4, Int>,
+        residual: Tensor<4>,
+    ) -> Self {
+        Self { order, indices, residual, key, shape, step }
+    }
+
+    /// The layer and branch.
+    pub fn key(&self) -> &SlotKey {
+        &self.key
+    }
+
+    /// The step of the anchor; `None` if the slot came from a file.
+    pub fn step(&self) -> Option<usize> {
+        self.step
+    }
+
+    /// Groups: `[batch, heads, grouped tokens]`; group `g` is the `g`-th run of `group_size` query positions, counted from
+    /// the first token that is no prefix sink.
+    pub fn order(&self) -> &Tensor<3, Int> {
+        &self.order
+    }
+
+    /// Kept keys: `[batch, heads, groups, kept]`, ascending token indices.
+    pub fn indices(&self) -> &Tensor<4, Int> {
+        &self.indices
+    }
+
+    /// Dense minus sparse output at the anchor: `[batch, heads, grouped tokens, head_dim]` in the model's order.
+    pub fn residual(&self) -> &Tensor<4> {
+        &self.residual
+    }
+
+    /// Queries in a group.
+    pub fn group_size(&self) -> usize {
+        self.shape.group_size
+    }
+
+    pub(crate) fn shape(&self) -> &SlotShape {
+        &self.shape
+    }
+
+    /// Bytes of the three tensors.
+    pub fn size_in_bytes(&self) -> usize {
+        self.order.shape().num_elements() * self.order.dtype().size()
+            + self.indices.shape().num_elements() * self.indices.dtype().size()
+            + self.residual.shape().num_elements() * self.residual.dtype().size()
+    }
+
+    /// Refuses a problem that is not the one this slot was made for.
+    pub(crate) fn check(&self, now: &SlotShape, problem: &Problem) -> Result<(), Error> {
+        let then = &self.shape;
+        let pairs: [(&'static str, String, String); 10] = [
+            ("batch", then.batch.to_string(), now.batch.to_string()),
+            ("heads", then.heads.to_string(), now.heads.to_string()),
+            ("kv_heads", then.kv_heads.to_string(), now.kv_heads.to_string()),
+            ("tokens", then.tokens.to_string(), now.tokens.to_string()),
+            ("head_dim", then.head_dim.to_string(), now.head_dim.to_string()),
+            ("dtype", then.dtype.clone(), now.dtype.clone()),
+            ("group_size", then.group_size.to_string(), now.group_size.to_string()),
+            ("sink prefix", then.sink_prefix.to_string(), now.sink_prefix.to_string()),
+            ("sink suffix", then.sink_suffix.to_string(), now.sink_suffix.to_string()),
+            ("kept keys", then.kept_keys.to_string(), now.kept_keys.to_string()),
+        ];
+        let device = self.residual.device();
+        let device = (device != problem.device)
+            .then(|| ("device", format!("{device:?}"), format!("{:?}", problem.device)));
+        match pairs.into_iter().filter(|(_, then, now)| then != now).chain(device).next() {
+            None => Ok(()),
+            Some((argument, expected, got)) => Err(Error::CacheMismatch {
+                argument,
+                layer: self.key.layer,
+                branch: self.key.branch.to_string(),
+                expected,
+                got,
+            }),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The settings of MC-Sparse.
+
+use burn::config::Config;
+
+use crate::{
+    Error, KeyBudget, McSparseAttention, Plan, Schedule, SinkTokens,
+    budget::{Budget, check_density},
+    ops::Kernels,
+};
+
+/// Settings of MC-Sparse; build with [`McSparseConfig::density`] or [`McSparseConfig::keys`] and the `with_` methods.
+///
+/// `Config` gives JSON loading and saving; whatever a file says is validated by [`McSparseConfig::init`].
+#[derive(Config, Debug, PartialEq)]
+pub struct McSparseConfig {
+    /// Keys that each query group keeps.
+    pub budget: KeyBudget,
+    /// Queries in a group, the `C` of the method: the query tile of the kernels.
+    #[config(default = 128)]
+    pub group_size: usize,
+    /// Tokens that are always attended and whose query rows are dense.
+    #[config(default = "SinkTokens::default()")]
+    pub sink: SinkTokens,
+    /// Factor on the scores; `None` is `1 / sqrt(head_dim)`.
+    #[config(default = "None")]
+    pub scale: Option<f64>,
+    /// Layers that stay dense throughout; the first one by default, as published.
+    #[config(default = "vec![0]")]
+    pub dense_layers: Vec<usize>,
+    /// Dense, anchor and reuse steps.
+    #[config(default = "Schedule::default()")]
+    pub schedule: Schedule,
+    /// Power iterations for each principal direction.
+    #[config(default = 4)]
+    pub power_iterations: usize,
+    /// Seed of the power iteration's start vector.
+    #[config(default = 0)]
+    pub seed: u64,
+    /// Whether to refuse NaN and infinity in query, key and value. Reads a count back from the device at each call.
+    #[config(default = false)]
+    pub check_finite: bool,
+    /// Whether kernels may be used; the reference alone is for comparison.
+    #[config(default = "Kernels::Auto")]
+    pub kernels: Kernels,
+    /// Bytes that temporary tensors of one stage may take; the work is cut in chunks to fit, never below one group.
+    #[config(default = 536870912)]
+    pub workspace_bytes: usize,
+}
+
+impl McSparseConfig {
+    /// Keeps `density` of all keys, above 0 and at most 1.
+    pub fn density(density: f64) -> Self {
+        Self::new(KeyBudget::Density(density))
+    }
+
+    /// Keeps `keys` keys.
+    pub fn keys(keys: usize) -> Self {
+        Self::new(KeyBudget::Keys(keys))
+    }
+
+    /// The attention of layer `layer` (counted from 0), ready to stand in the place of dense self-attention.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`] naming the setting outside its range.
+    pub fn init(&self, layer: usize) -> Result<McSparseAttention, Error> {
+        self.validate()?;
+        Ok(McSparseAttention::new(self.clone(), layer))
+    }
+
+    /// Checks every setting that can be checked without a sequence length.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`] naming the setting outside its range.
+    pub fn validate(&self) -> Result<(), Error> {
+        match self.budget {
+            KeyBudget::Density(density) => check_density(density)?,
+            KeyBudget::Keys(0) => return Err(Error::config("keys", "at least 1", 0)),
+            KeyBudget::Keys(_) => {}
+        }
+        if self.group_size == 0 {
+            return Err(Error::config("group_size", "at least 1 query a group", 0));
+        }
+        if self.power_iterations == 0 {
+            return Err(Error::config("power_iterations", "at least 1", 0));
+        }
+        if self.workspace_bytes == 0 {
+            return Err(Error::config("workspace_bytes", "at least 1", 0));
+        }
+        match self.scale {
+            Some(scale) if !scale.is_finite() => Err(Error::config("scale", "a finite number", scale)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The factor on the scores for `head_dim`.
+    pub fn scale_for(&self, head_dim: usize) -> f64 {
+        self.scale.unwrap_or_else(|| (head_dim as f64).powf(-0.5))
+    }
+
+    /// The budget at `tokens` tokens.
+    ///
+    /// # Errors
+    ///
+    /// See [`Budget::resolve`].
+    pub fn budget_for(&self, tokens: usize) -> Result<Budget, Error> {
+        Budget::resolve(self.budget, self.sink, tokens)
+    }
+
+    /// Attention work of a whole run over `layers` layers of `tokens` tokens as a share of a dense run, warm-up, anchors
+    /// and dense layers counted (see [`Plan::effective_density`]).
+    ///
+    /// # Errors
+    ///
+    /// See [`Budget::resolve`].
+    pub fn effective_density(&self, plan: &Plan, layers: usize, tokens: usize) -> Result<f64, Error> {
+        let sparse = plan.effective_density(self.budget_for(tokens)?.reuse_density());
+        let dense = (0..layers).filter(|l| self.dense_layers.contains(l)).count() as f64;
+        let layers = layers as f64;
+        Ok((dense + (layers - dense) * sparse) / layers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn survives_json() {
+        let config = McSparseConfig::keys(7).with_group_size(64).with_scale(Some(0.3)).with_sink(SinkTokens {
+            prefix: 2,
+            suffix: 0,
+            within_budget: true,
+        });
+        let json = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<McSparseConfig>(&json).unwrap(), config);
+    }
+
+    #[test]
+    fn refuses_by_name() {
+        let message = |c: McSparseConfig| c.init(0).unwrap_err().to_string();
+        let config = || McSparseConfig::density(0.2);
+        assert_eq!(message(McSparseConfig::density(1.5)), "density: expected above 0 and at most 1, got 1.5");
+        assert!(message(McSparseConfig::keys(0)).starts_with("keys:"));
+        assert_eq!(message(config().with_group_size(0)), "group_size: expected at least 1 query a group, got 0");
+        assert!(message(config().with_power_iterations(0)).starts_with("power_iterations:"));
+        assert!(message(config().with_scale(Some(f64::NAN))).starts_with("scale:"));
+        assert!(message(config().with_workspace_bytes(0)).starts_with("workspace_bytes:"));
+    }
+
+    #[test]
+    fn effective_density_counts_dense_layers() {
+        let config = McSparseConfig::density(0.25).with_dense_layers(vec![0, 9]);
+        let plan = Schedule::warm_up(2).plan(4).unwrap();
+        let layer = (1.0 + 1.75 + 0.25 + 0.25) / 4.0;
+        let whole = config.effective_density(&plan, 4, 64).unwrap();
+        assert!((whole - (1.0 + 3.0 * layer) / 4.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,102 @@
+//! The stages as operations of a backend: what a kernel implements.
+
+use burn::backend::{
+    Backend, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+
+use crate::reference::{GroupOptions, SelectOptions};
+
+/// Kernels of the stages. Callers go through [`crate::ops`], which asks the backend first whether it has a kernel for the
+/// problem and runs the reference where it has none; a backend implements exactly the methods whose stages it offers.
+///
+/// Shapes and dtypes are those of the functions of the same names in [`crate::reference`]. Inputs may be strided views.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(feature = "cube"),
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait McSparseOps: Backend {
+    /// Dense attention: output and log-sum-exp.
+    #[fusion(meta = |query, _key, _value, _scale| metadata::attention(query))]
+    fn mc_dense_attention(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let _ = (query, key, value, scale);
+        no_kernel::<Self, _>("dense attention")
+    }
+
+    /// Grouping of similar queries: their order, group after group.
+    #[fusion(meta = |query, _options| metadata::order(query))]
+    fn mc_group_queries(query: FloatTensor<Self>, options: GroupOptions) -> IntTensor<Self> {
+        let _ = (query, options);
+        no_kernel::<Self, _>("grouping")
+    }
+
+    /// Selection of each group's keys: ascending indices.
+    #[fusion(meta = |_query, _key, _lse, order, options| metadata::indices(order, options))]
+    fn mc_select_keys(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        order: IntTensor<Self>,
+        options: SelectOptions,
+    ) -> IntTensor<Self> {
+        let _ = (query, key, lse, order, options);
+        no_kernel::<Self, _>("selection")
+    }
+
+    /// Token-gather attention: output in the order of `query`, and log-sum-exp over the kept keys.
+    #[fusion(meta = |query, _key, _value, _order, _indices, _group_size, _scale| metadata::attention(query))]
+    fn mc_sparse_attention(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        order: IntTensor<Self>,
+        indices: IntTensor<Self>,
+        group_size: usize,
+        scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let _ = (query, key, value, order, indices, group_size, scale);
+        no_kernel::<Self, _>("sparse attention")
+    }
+}
+
+/// Reached only if a backend offers a stage that it does not implement.
+fn no_kernel<B: Backend, T>(stage: &str) -> T {
+    panic!("{stage} has no kernel on {}; call it through mcsparse::ops", std::any::type_name::<B>())
+}
+
+#[cfg(feature = "cube")]
+impl McSparseOps for burn::backend::Cube {}
+
+/// Output shapes for lazy execution.
+#[cfg(feature = "fusion")]
+mod metadata {
+    use burn::{backend::fusion::custom::TensorSpec, tensor::{DType, Shape}};
+
+    use crate::reference::SelectOptions;
+
+    pub fn attention(query: &TensorSpec) -> (TensorSpec, TensorSpec) {
+        (query.clone(), TensorSpec::new(leading(query), DType::F32))
+    }
+
+    pub fn order(query: &TensorSpec) -> TensorSpec {
+        TensorSpec::new(leading(query), DType::I32)
+    }
+
+    pub fn indices(order: &TensorSpec, options: &SelectOptions) -> TensorSpec {
+        let [batch, heads, queries] = order.shape.dims();
+        let groups = queries.div_ceil(options.group_size);
+        TensorSpec::new(Shape::new([batch, heads, groups, options.keys]), DType::I32)
+    }
+
+    /// `[batch, heads, queries]`.
+    fn leading(query: &TensorSpec) -> Shape {
+        let [batch, heads, queries, _] = query.shape.dims();
+        Shape::new([batch, heads, queries])
+    }
+}

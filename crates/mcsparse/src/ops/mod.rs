@@ -1,0 +1,118 @@
+//! The stages as operations: each runs a kernel of the tensors' backend, or the reference where the backend has none for
+//! the problem. [`route`] decides, so that the decision can be reported.
+
+mod extension;
+mod route;
+
+use burn::tensor::{Int, Tensor};
+
+#[cfg(any(feature = "flex", feature = "cube"))]
+use burn::backend::Dispatch;
+
+use crate::{
+    check::Problem,
+    reference::{self, GroupOptions, SelectOptions},
+};
+pub use extension::McSparseOps;
+pub use route::{Kernels, Route, Stage, route};
+
+/// The parameters of token-gather attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SparseOptions {
+    /// Queries in a group.
+    pub group_size: usize,
+    /// Factor on the scores.
+    pub scale: f64,
+    /// Bytes that temporary tensors may take.
+    pub workspace_bytes: usize,
+}
+
+/// Dense attention and its log-sum-exp; shapes as in [`reference::dense_attention`].
+pub fn dense_attention(
+    route: &Route,
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    scale: f64,
+    workspace_bytes: usize,
+) -> (Tensor<4>, Tensor<3>) {
+    match route {
+        #[cfg(any(feature = "flex", feature = "cube"))]
+        Route::Kernel(_) => {
+            let (output, lse) = <Dispatch as McSparseOps>::mc_dense_attention(
+                query.into_dispatch(),
+                key.into_dispatch(),
+                value.into_dispatch(),
+                scale,
+            );
+            (Tensor::from_dispatch(output), Tensor::from_dispatch(lse))
+        }
+        _ => reference::dense_attention(query, key, value, scale, workspace_bytes),
+    }
+}
+
+/// Grouping of similar queries; shapes as in [`reference::group_queries`].
+pub fn group_queries(route: &Route, query: Tensor<4>, options: GroupOptions) -> Tensor<3, Int> {
+    match route {
+        #[cfg(any(feature = "flex", feature = "cube"))]
+        Route::Kernel(_) => {
+            Tensor::from_dispatch(<Dispatch as McSparseOps>::mc_group_queries(query.into_dispatch(), options))
+        }
+        _ => reference::group_queries(query, &options),
+    }
+}
+
+/// Exact key selection; shapes as in [`reference::select_keys`].
+pub fn select_keys(
+    route: &Route,
+    query: Tensor<4>,
+    key: Tensor<4>,
+    lse: Tensor<3>,
+    order: Tensor<3, Int>,
+    options: SelectOptions,
+) -> Tensor<4, Int> {
+    match route {
+        #[cfg(any(feature = "flex", feature = "cube"))]
+        Route::Kernel(_) => Tensor::from_dispatch(<Dispatch as McSparseOps>::mc_select_keys(
+            query.into_dispatch(),
+            key.into_dispatch(),
+            lse.into_dispatch(),
+            order.into_dispatch(),
+            options,
+        )),
+        _ => reference::select_keys(query, key, lse, order, &options),
+    }
+}
+
+/// Token-gather attention and its log-sum-exp; shapes as in [`reference::sparse_attention`].
+pub fn sparse_attention(
+    route: &Route,
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    order: Tensor<3, Int>,
+    indices: Tensor<4, Int>,
+    options: SparseOptions,
+) -> (Tensor<4>, Tensor<3>) {
+    match route {
+        #[cfg(any(feature = "flex", feature = "cube"))]
+        Route::Kernel(_) => {
+            let (output, lse) = <Dispatch as McSparseOps>::mc_sparse_attention(
+                query.into_dispatch(),
+                key.into_dispatch(),
+                value.into_dispatch(),
+                order.into_dispatch(),
+                indices.into_dispatch(),
+                options.group_size,
+                options.scale,
+            );
+            (Tensor::from_dispatch(output), Tensor::from_dispatch(lse))
+        }
+        _ => reference::sparse_attention(query, key, value, order, indices, &options),
+    }
+}
+
+/// `problem` with another number of query rows, as a stage sees it that runs on some of them.
+pub(crate) fn with_queries(problem: &Problem, queries: usize) -> Problem {
+    Problem { queries, ..problem.clone() }
+}

@@ -1,0 +1,74 @@
+//! Which implementation of a stage runs, decided before it runs and kept for the report.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::check::Problem;
+
+/// A stage of the method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    /// Dense attention with log-sum-exp.
+    Dense,
+    /// Grouping of queries.
+    Group,
+    /// Selection of keys.
+    Select,
+    /// Token-gather attention.
+    Sparse,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stage::Dense => "dense attention",
+            Stage::Group => "grouping",
+            Stage::Select => "selection",
+            Stage::Sparse => "sparse attention",
+        })
+    }
+}
+
+/// Whether kernels may be used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kernels {
+    /// The fastest that the backend has for the problem.
+    #[default]
+    Auto,
+    /// The tensor-operation reference only.
+    Reference,
+}
+
+/// The implementation that runs a stage.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Route {
+    /// A kernel, by name.
+    Kernel(&'static str),
+    /// The reference in tensor operations, and why no kernel took the problem.
+    Reference {
+        /// The refusal.
+        reason: String,
+    },
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Route::Kernel(name) => f.write_str(name),
+            Route::Reference { reason } => write!(f, "tensor operations ({reason})"),
+        }
+    }
+}
+
+/// Picks the implementation of `stage` for `problem`.
+pub fn route(stage: Stage, problem: &Problem, kernels: Kernels) -> Route {
+    let refusal = match kernels {
+        Kernels::Reference => Err("the configuration asks for the reference".to_string()),
+        Kernels::Auto => crate::backends::supports(stage, problem),
+    };
+    match refusal {
+        Ok(kernel) => Route::Kernel(kernel),
+        Err(reason) => Route::Reference { reason },
+    }
+}

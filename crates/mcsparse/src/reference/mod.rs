@@ -1,0 +1,19 @@
+//! Every stage of MC-Sparse in plain Burn tensor operations: slow, readable, the same on every backend, and the oracle
+//! that the kernels are tested against.
+//!
+//! All stages compute in f32 whatever the inputs are, are batched over `[batch, heads]`, and work in chunks so that no
+//! tensor of `tokens x tokens` elements exists unless it fits the workspace that the caller allows. Sizes must have been
+//! checked (see [`crate::check::Problem`]); the functions here trust them.
+
+mod dense;
+mod group;
+mod rows;
+mod select;
+mod sparse;
+mod top_k;
+
+pub use dense::dense_attention;
+pub use group::{GroupOptions, group_queries};
+pub use select::{SelectOptions, attention_mass, select_keys};
+pub use sparse::sparse_attention;
+pub use top_k::top_k_indices;

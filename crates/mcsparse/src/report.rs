@@ -1,0 +1,115 @@
+//! What a run really did: calls by kind, and for each stage the kernel that ran, or why none did.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use crate::{
+    SlotKey, StepKind,
+    ops::{Route, Stage},
+};
+
+/// One call of one layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallRecord {
+    /// The denoising step.
+    pub step: usize,
+    /// Layer and branch.
+    pub slot: SlotKey,
+    /// What ran; [`StepKind::Dense`] for dense layers at every step.
+    pub kind: StepKind,
+}
+
+/// How often a stage took one route, and how long if timing was asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StageRecord {
+    /// Number of runs.
+    pub runs: usize,
+    /// Time of all runs; zero unless stages are timed.
+    pub time: Duration,
+}
+
+/// The report of one run; see [`crate::MetaCache::report`].
+#[derive(Debug, Clone, Default)]
+pub struct RunReport {
+    calls: Vec<CallRecord>,
+    stages: BTreeMap<(Stage, Route), StageRecord>,
+    pairs: f64,
+    dense_pairs: f64,
+    untracked: bool,
+}
+
+impl RunReport {
+    /// Every call in order.
+    pub fn calls(&self) -> &[CallRecord] {
+        &self.calls
+    }
+
+    /// How many calls were of `kind`.
+    pub fn count(&self, kind: StepKind) -> usize {
+        self.calls.iter().filter(|call| call.kind == kind).count()
+    }
+
+    /// Each stage with the route that it took.
+    pub fn stages(&self) -> impl Iterator<Item = (Stage, &Route, StageRecord)> {
+        self.stages.iter().map(|((stage, route), record)| (*stage, route, *record))
+    }
+
+    /// Time of one stage over all routes; zero unless stages are timed.
+    pub fn stage_time(&self, stage: Stage) -> Duration {
+        self.stages().filter(|(s, ..)| *s == stage).map(|(.., record)| record.time).sum()
+    }
+
+    /// Attention work of all calls as a share of dense attention, counted as [`crate::Plan::effective_density`] does, but
+    /// from what really ran. 0 before the first call.
+    pub fn effective_density(&self) -> f64 {
+        if self.dense_pairs == 0.0 { 0.0 } else { self.pairs / self.dense_pairs }
+    }
+
+    /// Whether inputs on an autodiff device were run without gradient.
+    pub fn dropped_gradient(&self) -> bool {
+        self.untracked
+    }
+
+    pub(crate) fn add_call(&mut self, step: usize, slot: &SlotKey, kind: StepKind) {
+        self.calls.push(CallRecord { step, slot: slot.clone(), kind });
+    }
+
+    pub(crate) fn add_stage(&mut self, stage: Stage, route: Route, time: Duration) {
+        let record = self.stages.entry((stage, route)).or_default();
+        record.runs += 1;
+        record.time += time;
+    }
+
+    pub(crate) fn add_pairs(&mut self, pairs: f64, dense: f64) {
+        self.pairs += pairs;
+        self.dense_pairs += dense;
+    }
+
+    pub(crate) fn note_dropped_gradient(&mut self) {
+        self.untracked = true;
+    }
+}
+
+impl fmt::Display for RunReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} calls: {} dense, {} anchor, {} reuse; effective density {:.3}",
+            self.calls.len(),
+            self.count(StepKind::Dense),
+            self.count(StepKind::Anchor),
+            self.count(StepKind::Reuse),
+            self.effective_density()
+        )?;
+        for (stage, route, record) in self.stages() {
+            write!(f, "  {stage}: {} runs by {route}", record.runs)?;
+            if record.time > Duration::ZERO {
+                write!(f, ", {:.3} s", record.time.as_secs_f64())?;
+            }
+            writeln!(f)?;
+        }
+        if self.untracked {
+            writeln!(f, "  inputs came from an autodiff device: no gradient passes through this attention")?;
+        }
+        Ok(())
+    }
+}

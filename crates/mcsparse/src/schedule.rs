@@ -1,0 +1,228 @@
+//! Which steps of a denoising run are dense, which are anchors and which reuse the cache.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// What one layer does at one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum StepKind {
+    /// Dense attention, nothing cached.
+    Dense,
+    /// Dense attention that also refreshes groups, key indices and residual; returns the dense output.
+    Anchor,
+    /// Sparse attention over the cached keys, plus the cached residual.
+    Reuse,
+}
+
+/// How many leading steps stay dense. The layout of a sample forms there, and errors made there stay.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum WarmUp {
+    /// A number of steps.
+    Steps(usize),
+    /// A share of the run, rounded to the nearest step and at least one, so that one schedule fits any number of steps.
+    Fraction(f64),
+}
+
+/// Where the cache is refreshed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Anchors {
+    /// Once, at the last warm-up step (at step 0 where there is no warm-up).
+    EndOfWarmUp,
+    /// At the last warm-up step and then every so many steps.
+    Every(usize),
+    /// At exactly these steps, counted from 0.
+    At(Vec<usize>),
+}
+
+/// The recipe for a run of any number of steps; [`Schedule::plan`] turns it into the kinds of one run.
+///
+/// A step is one evaluation of the model: a sampler that evaluates twice a step counts two.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Schedule {
+    /// Dense steps at the start.
+    pub warm_up: WarmUp,
+    /// Refreshes.
+    pub anchors: Anchors,
+}
+
+impl Default for Schedule {
+    /// A fifth of the steps dense, the last of them the only anchor: the published form.
+    fn default() -> Self {
+        Self { warm_up: WarmUp::Fraction(0.2), anchors: Anchors::EndOfWarmUp }
+    }
+}
+
+impl Schedule {
+    /// `steps` dense steps, the last of them an anchor.
+    pub fn warm_up(steps: usize) -> Self {
+        Self { warm_up: WarmUp::Steps(steps), anchors: Anchors::EndOfWarmUp }
+    }
+
+    /// Replaces the refreshes.
+    pub fn with_anchors(mut self, anchors: Anchors) -> Self {
+        self.anchors = anchors;
+        self
+    }
+
+    /// Fixes the kind of each of `steps` steps.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`] if the run has no steps, no step is left to reuse the cache (a run that would be dense
+    /// without saying so), an anchor lies outside the run, or a step would reuse the cache before any anchor.
+    pub fn plan(&self, steps: usize) -> Result<Plan, Error> {
+        if steps == 0 {
+            return Err(Error::config("steps", "at least 1", steps));
+        }
+        let warm_up = match self.warm_up {
+            WarmUp::Steps(n) => n,
+            WarmUp::Fraction(f) if (0.0..1.0).contains(&f) => ((f * steps as f64).round() as usize).max(1),
+            WarmUp::Fraction(f) => return Err(Error::config("warm_up", "a fraction from 0 up to but not 1", f)),
+        };
+        if warm_up >= steps {
+            return Err(Error::config(
+                "warm_up",
+                format!("fewer than the {steps} steps of the run, so that at least one step is sparse"),
+                warm_up,
+            ));
+        }
+        let first = warm_up.saturating_sub(1);
+        let anchors = match &self.anchors {
+            Anchors::EndOfWarmUp => vec![first],
+            Anchors::Every(0) => return Err(Error::config("anchors", "an interval of at least 1 step", 0)),
+            Anchors::Every(n) => (first..steps).step_by(*n).collect(),
+            Anchors::At(at) => at.clone(),
+        };
+        if let Some(outside) = anchors.iter().find(|&&a| a >= steps) {
+            return Err(Error::config("anchors", format!("steps below {steps}"), outside));
+        }
+        let kinds: Vec<_> = (0..steps)
+            .map(|step| match step {
+                _ if anchors.contains(&step) => StepKind::Anchor,
+                _ if step < warm_up => StepKind::Dense,
+                _ => StepKind::Reuse,
+            })
+            .collect();
+        let first_anchor = kinds.iter().position(|&k| k == StepKind::Anchor);
+        let first_reuse = kinds.iter().position(|&k| k == StepKind::Reuse);
+        match (first_anchor, first_reuse) {
+            (Some(anchor), Some(reuse)) if anchor < reuse => Ok(Plan { kinds }),
+            (_, None) => Err(Error::config("anchors", "at least one step that is no anchor after warm-up", "none")),
+            (anchor, Some(reuse)) => Err(Error::config(
+                "anchors",
+                format!("one before step {reuse}, the first that reuses the cache"),
+                anchor.map_or("none".into(), |a| format!("the first at step {a}")),
+            )),
+        }
+    }
+}
+
+/// The kind of every step of one run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    kinds: Vec<StepKind>,
+}
+
+impl Plan {
+    /// Number of steps.
+    pub fn steps(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// What step `step` is; `None` past the end.
+    pub fn kind(&self, step: usize) -> Option<StepKind> {
+        self.kinds.get(step).copied()
+    }
+
+    /// How many steps are of `kind`.
+    pub fn count(&self, kind: StepKind) -> usize {
+        self.kinds.iter().filter(|&&k| k == kind).count()
+    }
+
+    /// The latest anchor at or before `step`.
+    pub fn anchor_before(&self, step: usize) -> Option<usize> {
+        (0..=step.min(self.steps() - 1)).rev().find(|&s| self.kinds[s] == StepKind::Anchor)
+    }
+
+    /// Attention work of the whole run as a share of a dense run, for layers that follow this plan and reuse at
+    /// `reuse_density`: a dense step counts 1, an anchor `1.5 + reuse_density` (dense, the scores once more, the sparse
+    /// pass for the residual), a reuse step `reuse_density`.
+    pub fn effective_density(&self, reuse_density: f64) -> f64 {
+        let work = |kind: &StepKind| match kind {
+            StepKind::Dense => 1.0,
+            StepKind::Anchor => 1.5 + reuse_density,
+            StepKind::Reuse => reuse_density,
+        };
+        self.kinds.iter().map(work).sum::<f64>() / self.steps() as f64
+    }
+}
+
+impl std::fmt::Display for Plan {
+    /// One letter a step (`d`ense, `A`nchor, `r`euse) and the counts.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let letters: String = self
+            .kinds
+            .iter()
+            .map(|k| match k {
+                StepKind::Dense => 'd',
+                StepKind::Anchor => 'A',
+                StepKind::Reuse => 'r',
+            })
+            .collect();
+        write!(
+            f,
+            "{letters} ({} dense, {} anchor, {} reuse)",
+            self.count(StepKind::Dense),
+            self.count(StepKind::Anchor),
+            self.count(StepKind::Reuse)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_is_a_fifth_dense_with_the_anchor_last() {
+        let plan = Schedule::default().plan(50).unwrap();
+        assert_eq!(plan.to_string(), format!("{}A{} (9 dense, 1 anchor, 40 reuse)", "d".repeat(9), "r".repeat(40)));
+        assert_eq!(plan.anchor_before(30), Some(9));
+        assert_eq!(plan.anchor_before(8), None);
+        assert!((plan.effective_density(0.15) - (9.0 + 1.65 + 40.0 * 0.15) / 50.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn fits_few_steps() {
+        for steps in 2..20 {
+            let plan = Schedule::default().plan(steps).unwrap();
+            assert_eq!(plan.steps(), steps);
+            assert!(plan.count(StepKind::Reuse) >= 1);
+        }
+    }
+
+    #[test]
+    fn every_and_explicit_anchors() {
+        let every = Schedule::warm_up(3).with_anchors(Anchors::Every(4)).plan(12).unwrap();
+        assert!(every.to_string().starts_with("ddArrrArrrAr"));
+        let at = Schedule::warm_up(2).with_anchors(Anchors::At(vec![0, 4])).plan(6).unwrap();
+        assert!(at.to_string().starts_with("AdrrAr"));
+        let none = Schedule::warm_up(0).plan(3).unwrap();
+        assert!(none.to_string().starts_with("Arr"));
+    }
+
+    #[test]
+    fn refusals_name_the_argument() {
+        let message = |s: Schedule, n| s.plan(n).unwrap_err().to_string();
+        assert!(message(Schedule::default(), 0).starts_with("steps: expected at least 1, got 0"));
+        assert!(message(Schedule::warm_up(10), 4).starts_with("warm_up: expected fewer than the 4 steps"));
+        let schedule = |anchors| Schedule::warm_up(2).with_anchors(anchors);
+        assert!(message(schedule(Anchors::Every(0)), 9).contains("anchors: expected an interval"));
+        assert!(message(schedule(Anchors::At(vec![1, 9])), 9).contains("steps below 9, got 9"));
+        assert!(message(schedule(Anchors::At(vec![5])), 9).contains("one before step 2"));
+        assert!(message(schedule(Anchors::At(vec![])), 9).contains("got none"));
+        let f = Schedule { warm_up: WarmUp::Fraction(1.5), anchors: Anchors::EndOfWarmUp };
+        assert!(message(f, 9).contains("got 1.5"));
+    }
+}

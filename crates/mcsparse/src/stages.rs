@@ -1,0 +1,173 @@
+//! The three behaviours of a call (dense, anchor, reuse) as sequences of stages.
+
+use std::time::{Duration, Instant};
+
+use burn::tensor::{Int, Tensor};
+
+use crate::{
+    McSparseConfig, MetaCache,
+    budget::Budget,
+    cache::{Call, Slot, SlotShape},
+    check::Problem,
+    ops::{self, Route, SparseOptions, Stage, with_queries},
+    reference::{GroupOptions, SelectOptions},
+};
+
+/// One call with everything that its stages need.
+pub(crate) struct Run<'a> {
+    config: &'a McSparseConfig,
+    problem: &'a Problem,
+    budget: Budget,
+    scale: f64,
+}
+
+impl<'a> Run<'a> {
+    pub fn new(config: &'a McSparseConfig, problem: &'a Problem, budget: Budget) -> Self {
+        Self { config, problem, budget, scale: config.scale_for(problem.head_dim) }
+    }
+
+    /// What a slot of this call is made for.
+    pub fn slot_shape(&self) -> SlotShape {
+        SlotShape {
+            batch: self.problem.batch,
+            heads: self.problem.heads,
+            kv_heads: self.problem.kv_heads,
+            tokens: self.problem.queries,
+            head_dim: self.problem.head_dim,
+            dtype: format!("{:?}", self.problem.dtype),
+            group_size: self.config.group_size,
+            sink_prefix: self.config.sink.prefix,
+            sink_suffix: self.config.sink.suffix,
+            kept_keys: self.budget.keys,
+        }
+    }
+
+    /// Dense attention of `query` rows over all keys.
+    pub fn dense(
+        &self,
+        query: Tensor<4>,
+        key: Tensor<4>,
+        value: Tensor<4>,
+        cache: &mut MetaCache,
+    ) -> (Tensor<4>, Tensor<3>) {
+        let workspace = self.config.workspace_bytes;
+        self.stage(Stage::Dense, query.dims()[2], cache, |route| {
+            ops::dense_attention(route, query, key, value, self.scale, workspace)
+        })
+    }
+
+    /// Dense output, and a slot with the groups, keys and residual found on the way.
+    pub fn anchor(
+        &self,
+        query: Tensor<4>,
+        key: Tensor<4>,
+        value: Tensor<4>,
+        call: &Call,
+        cache: &mut MetaCache,
+    ) -> (Tensor<4>, Slot) {
+        let (output, lse) = self.dense(query.clone(), key.clone(), value.clone(), cache);
+        let (rows, lse) = (self.grouped_rows(query), self.grouped_rows(lse));
+        let grouped = rows.dims()[2];
+
+        let options = GroupOptions {
+            group_size: self.config.group_size,
+            power_iterations: self.config.power_iterations,
+            seed: self.config.seed,
+            workspace_bytes: self.config.workspace_bytes,
+        };
+        let order =
+            self.stage(Stage::Group, grouped, cache, |route| ops::group_queries(route, rows.clone(), options));
+
+        let options = SelectOptions {
+            group_size: self.config.group_size,
+            keys: self.budget.keys,
+            sink_prefix: self.config.sink.prefix,
+            sink_suffix: self.config.sink.suffix,
+            scale: self.scale,
+            workspace_bytes: self.config.workspace_bytes,
+        };
+        let indices = self.stage(Stage::Select, grouped, cache, |route| {
+            ops::select_keys(route, rows.clone(), key.clone(), lse, order.clone(), options)
+        });
+
+        let sparse = self.sparse(rows, key, value, order.clone(), indices.clone(), cache);
+        let residual = self.grouped_rows(output.clone()) - sparse;
+        let slot = Slot::new(call.key.clone(), self.slot_shape(), Some(call.step), order, indices, residual);
+        (output, slot)
+    }
+
+    /// Sparse attention over the slot's keys plus its residual; sink rows dense.
+    pub fn reuse(
+        &self,
+        query: Tensor<4>,
+        key: Tensor<4>,
+        value: Tensor<4>,
+        slot: Slot,
+        cache: &mut MetaCache,
+    ) -> Tensor<4> {
+        let rows = self.grouped_rows(query.clone());
+        let sparse =
+            self.sparse(rows, key.clone(), value.clone(), slot.order().clone(), slot.indices().clone(), cache);
+        let output = sparse + slot.residual().clone();
+        let (sink, tokens) = (self.config.sink, self.problem.queries);
+        if sink.is_empty() {
+            return output;
+        }
+        let mut dense_rows = |range: std::ops::Range<usize>| {
+            let rows = query.clone().slice_dim(2, range);
+            self.dense(rows, key.clone(), value.clone(), cache).0
+        };
+        let mut parts = Vec::new();
+        if sink.prefix > 0 {
+            parts.push(dense_rows(0..sink.prefix));
+        }
+        let suffix = (sink.suffix > 0).then(|| dense_rows(tokens - sink.suffix..tokens));
+        parts.push(output);
+        parts.extend(suffix);
+        Tensor::cat(parts, 2)
+    }
+
+    fn sparse(
+        &self,
+        rows: Tensor<4>,
+        key: Tensor<4>,
+        value: Tensor<4>,
+        order: Tensor<3, Int>,
+        indices: Tensor<4, Int>,
+        cache: &mut MetaCache,
+    ) -> Tensor<4> {
+        let options = SparseOptions {
+            group_size: self.config.group_size,
+            scale: self.scale,
+            workspace_bytes: self.config.workspace_bytes,
+        };
+        self.stage(Stage::Sparse, rows.dims()[2], cache, |route| {
+            ops::sparse_attention(route, rows, key, value, order, indices, options).0
+        })
+    }
+
+    /// The rows that are no sinks.
+    fn grouped_rows<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
+        let sink = self.config.sink;
+        if sink.is_empty() {
+            return tensor;
+        }
+        tensor.slice_dim(2, sink.prefix..self.problem.queries - sink.suffix)
+    }
+
+    /// Runs a stage by the route of its problem and notes both in the report.
+    fn stage<T>(&self, stage: Stage, queries: usize, cache: &mut MetaCache, run: impl FnOnce(&Route) -> T) -> T {
+        let route = ops::route(stage, &with_queries(self.problem, queries), self.config.kernels);
+        let started = cache.is_timed().then(|| self.synced_now());
+        let result = run(&route);
+        let time = started.map_or(Duration::ZERO, |started| self.synced_now() - started);
+        cache.report_mut().add_stage(stage, route, time);
+        result
+    }
+
+    /// The time once the device has finished. A device that failed says so at the next read, so the result is not lost here.
+    fn synced_now(&self) -> Instant {
+        let _ = self.problem.device.sync();
+        Instant::now()
+    }
+}

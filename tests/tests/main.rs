@@ -1,0 +1,3 @@
+//! All tests that need a device, in one program: linking Burn once is dear enough.
+
+mod suite;

@@ -1,0 +1,150 @@
+//! The transformer against what diffusers computes with the same weights (`fixtures/make_fixtures.py`).
+
+use burn::tensor::{DType, Tensor};
+use mcsparse::{DenseAttention, Error};
+use mcsparse_dit::wan::{Timestep, WanTransformer};
+use mcsparse_tests::{device, relative_error};
+
+use super::dit_support::{Recorder, Tensors, config, fixture, model};
+
+/// The error that a tap or an output may have. About 5e-7 is reached on Flex.
+const TOLERANCE: f64 = 1e-5;
+
+/// Runs a fixture and compares every self-attention and the output; `calls` are the numbers of the taps in the file.
+fn compare(folder: &str, calls: &[usize], timestep: impl Fn(&Tensors) -> Timestep) {
+    let device = device();
+    let io = Tensors::open(&fixture(folder).join("io.safetensors"));
+    let taps = Tensors::open(&fixture(folder).join("attn.safetensors"));
+    assert_eq!(taps.names().len(), 4 * calls.len());
+
+    let mut recorder = Recorder::default();
+    let output = model(folder, &device)
+        .forward(
+            io.tensor("in.hidden_states", &device),
+            timestep(&io),
+            io.tensor("in.encoder_hidden_states", &device),
+            &mut recorder,
+        )
+        .unwrap();
+
+    assert_eq!(recorder.taps.len(), calls.len());
+    for (tap, call) in recorder.taps.iter().zip(calls) {
+        for (tensor, name) in tap.iter().zip(["q", "k", "v", "o"]) {
+            // The file has tokens before heads.
+            let expected = taps.tensor::<4>(&format!("call{call:02}.{name}"), &device).swap_dims(1, 2);
+            let error = relative_error(tensor, &expected);
+            println!("{folder} call {call} {name}: {error:.1e}");
+            assert!(error <= TOLERANCE, "{folder}, call {call}, {name}: {error:e}");
+        }
+    }
+    let error = relative_error(&output, &io.tensor("out.sample", &device));
+    println!("{folder} output: {error:.1e}");
+    assert!(error <= TOLERANCE, "{folder}, output: {error:e}");
+}
+
+#[test]
+fn dit_text_to_video_matches_diffusers() {
+    compare("wan_tiny", &[0, 2], |io| Timestep::PerSample(io.tensor("in.timestep", &device())));
+}
+
+#[test]
+fn dit_timestep_of_every_token_matches_diffusers() {
+    compare("wan_tiny_ti2v", &[0], |io| Timestep::PerToken(io.tensor("in.timestep", &device())));
+}
+
+#[test]
+fn dit_ways_to_give_one_timestep_agree() {
+    let device = device();
+    let model = model("wan_tiny", &device);
+    let io = Tensors::open(&fixture("wan_tiny").join("io.safetensors"));
+    let run = |timestep: Timestep| {
+        let text = io.tensor("in.encoder_hidden_states", &device);
+        model.forward(io.tensor("in.hidden_states", &device), timestep, text, &mut DenseAttention::default()).unwrap()
+    };
+    let shared = run(Timestep::Shared(437.0));
+    let full = |shape: [usize; 2]| Tensor::<2>::full(shape, 437.0, (&device, DType::F32));
+    assert!(relative_error(&run(Timestep::PerSample(full([1, 2]).reshape([2]))), &shared) < 1e-5);
+    assert!(relative_error(&run(Timestep::PerToken(full([2, 72]))), &shared) < 1e-5);
+}
+
+#[test]
+fn dit_prepared_forward_is_the_forward() {
+    let device = device();
+    let model = model("wan_tiny", &device);
+    let io = Tensors::open(&fixture("wan_tiny").join("io.safetensors"));
+    let (latents, text) =
+        (io.tensor::<5>("in.hidden_states", &device), io.tensor::<3>("in.encoder_hidden_states", &device));
+    let direct = model.forward(latents.clone(), 250.0, text.clone(), &mut DenseAttention::default()).unwrap();
+    let prepared = model.prepare(text, [3, 8, 12]).unwrap();
+    assert_eq!(prepared.grid(), [3, 4, 6]);
+    for _ in 0..2 {
+        let again = model.forward_prepared(latents.clone(), 250.0, &prepared, &mut DenseAttention::default()).unwrap();
+        assert_eq!(relative_error(&again, &direct), 0.0);
+    }
+}
+
+#[test]
+fn dit_half_precision_is_near() {
+    let device = device();
+    if !device.supports_dtype(DType::F16) {
+        return;
+    }
+    let io = Tensors::open(&fixture("wan_tiny").join("io.safetensors"));
+    let weights = fixture("wan_tiny").join("weights.safetensors");
+    let model = WanTransformer::load(weights, &config("wan_tiny"), DType::F16, &device).unwrap();
+    assert_eq!(model.dtype(), DType::F16);
+    // As in diffusers, the modulations stay in f32.
+    assert_eq!(model.blocks[1].scale_shift_table.val().dtype(), DType::F32);
+    assert_eq!(model.condition_embedder.time_embedder.linear_2.bias.as_ref().unwrap().val().dtype(), DType::F32);
+    let output = model
+        .forward(
+            io.tensor("in.hidden_states", &device),
+            Timestep::PerSample(io.tensor("in.timestep", &device)),
+            io.tensor("in.encoder_hidden_states", &device),
+            &mut DenseAttention::default(),
+        )
+        .unwrap();
+    assert_eq!(output.dtype(), DType::F32);
+    let error = relative_error(&output, &io.tensor("out.sample", &device));
+    println!("f16: {error:.1e}");
+    assert!(error < 5e-3, "{error:e}");
+}
+
+#[test]
+fn dit_wrong_shapes_are_refused_by_name() {
+    let device = device();
+    let model = model("wan_tiny", &device);
+    let refused = |latents: [usize; 5], text: [usize; 3], timestep: Timestep| {
+        let mut recorder = Recorder::default();
+        let (latents, text) = (Tensor::zeros(latents, &device), Tensor::zeros(text, &device));
+        let error = model.forward(latents, timestep, text, &mut recorder).unwrap_err();
+        assert!(recorder.taps.is_empty());
+        match error {
+            Error::InvalidTensor { argument, expected, got } => (argument, format!("{expected} | {got}")),
+            other => panic!("{other:?}"),
+        }
+    };
+    let one = || Timestep::Shared(500.0);
+    let cases = [
+        (refused([1, 15, 3, 8, 12], [1, 7, 24], one()), "latents", "[batch, 16,"),
+        (refused([1, 16, 3, 9, 12], [1, 7, 24], one()), "latents", "height a multiple of the patch size 2 | 9"),
+        (refused([1, 16, 3, 8, 1], [1, 7, 24], one()), "latents", "width a multiple"),
+        (refused([1, 16, 33, 8, 12], [1, 7, 24], one()), "latents", "frames of at most 32"),
+        (refused([1, 16, 3, 8, 12], [1, 7, 23], one()), "text", "[batch, text tokens, 24] | [1, 7, 23]"),
+        (refused([2, 16, 3, 8, 12], [1, 7, 24], one()), "text", "batch of 2"),
+        (
+            refused([2, 16, 3, 8, 12], [2, 7, 24], Timestep::PerSample(Tensor::zeros([3], &device))),
+            "timestep",
+            "[2], one for each of the batch | [3]",
+        ),
+        (
+            refused([1, 16, 3, 8, 12], [1, 7, 24], Timestep::PerToken(Tensor::zeros([1, 71], &device))),
+            "timestep",
+            "[1, 72], one a token | [1, 71]",
+        ),
+    ];
+    for ((argument, text), expected_argument, part) in cases {
+        assert_eq!(argument, expected_argument);
+        assert!(text.contains(part), "{text} has no {part}");
+    }
+}

@@ -1,0 +1,100 @@
+//! The promises of the whole method, over random shapes: density 1 is dense, anchors are exact, reuse on unchanged inputs
+//! reproduces the dense output.
+
+use burn::tensor::{DType, Tensor};
+use mcsparse::{Error, McSparseConfig, MetaCache, Schedule, SinkTokens, StepKind, reference::dense_attention};
+use mcsparse_tests::{Shape, cases, device, relative_error, shapes};
+use proptest::prelude::*;
+
+const F32: f64 = 2e-5;
+
+fn config(shape: &Shape, density: f64) -> McSparseConfig {
+    McSparseConfig::density(density).with_group_size(shape.group_size).with_schedule(Schedule::warm_up(2))
+}
+
+/// Runs the same inputs through every step of a 4-step run (dense, anchor, reuse, reuse).
+fn run(config: &McSparseConfig, [q, k, v]: [Tensor<4>; 3]) -> Result<Vec<Tensor<4>>, Error> {
+    let attention = config.init(1)?;
+    let mut cache = MetaCache::new(config, 4)?;
+    let outputs = (0..4)
+        .map(|step| {
+            cache.begin_step(step)?;
+            attention.forward(q.clone(), k.clone(), v.clone(), &mut cache)
+        })
+        .collect();
+    let kinds: Vec<_> = cache.report().calls().iter().map(|call| call.kind).collect();
+    assert_eq!(kinds, [StepKind::Dense, StepKind::Anchor, StepKind::Reuse, StepKind::Reuse]);
+    outputs
+}
+
+proptest! {
+    #![proptest_config(cases(40))]
+
+    #[test]
+    fn anchors_are_dense_and_reuse_reproduces_them(
+        shape in shapes(), density in 0.01f64..1.0, sinks in (0usize..3, 0usize..3), within in any::<bool>(), seed in any::<u64>(),
+    ) {
+        let qkv = shape.qkv(&device());
+        let [q, k, v] = qkv.clone();
+        let dense = dense_attention(q, k, v, (shape.head_dim as f64).powf(-0.5), 1 << 24).0;
+        let room = shape.tokens > 8 + sinks.0 + sinks.1;
+        let sink = SinkTokens { prefix: sinks.0, suffix: sinks.1, within_budget: within && density > 0.7 };
+        let sink = if room { sink } else { SinkTokens::default() };
+        let outputs = run(&config(&shape, density).with_sink(sink).with_seed(seed), qkv).unwrap();
+        prop_assert!(outputs[1].to_data() == outputs[0].to_data(), "the anchor is not exactly the dense output");
+        for (step, output) in outputs.iter().enumerate() {
+            let error = relative_error(output, &dense);
+            prop_assert!(error < F32, "step {step}: {error:e}");
+        }
+    }
+
+    #[test]
+    fn density_one_is_dense_on_changed_inputs(shape in shapes()) {
+        let config = config(&shape, 1.0);
+        let attention = config.init(3).unwrap();
+        let mut cache = MetaCache::new(&config, 4).unwrap();
+        for step in 0..4 {
+            cache.begin_step(step).unwrap();
+            let [q, k, v] = Shape { seed: shape.seed ^ step as u64, ..shape.clone() }.qkv(&device());
+            let dense = dense_attention(q.clone(), k.clone(), v.clone(), (shape.head_dim as f64).powf(-0.5), 1 << 24).0;
+            let error = relative_error(&attention.forward(q, k, v, &mut cache).unwrap(), &dense);
+            // The residual of an anchor at density 1 is rounding itself.
+            prop_assert!(error < F32, "step {step}: {error:e}");
+        }
+    }
+
+    #[test]
+    fn half_precision_keeps_its_dtype_and_its_error(shape in shapes(), density in 0.1f64..1.0) {
+        let device = device();
+        for (dtype, epsilon) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
+            if !device.supports_dtype(dtype) {
+                continue;
+            }
+            let qkv = shape.qkv(&device).map(|t| t.cast(dtype));
+            let [q, k, v] = qkv.clone().map(|t| t.cast(DType::F32));
+            let dense = dense_attention(q, k, v, (shape.head_dim as f64).powf(-0.5), 1 << 24).0;
+            for output in run(&config(&shape, density), qkv).unwrap() {
+                prop_assert_eq!(output.dtype(), dtype);
+                let error = relative_error(&output.cast(DType::F32), &dense);
+                // Up to four roundings to the dtype: sparse, its difference to dense, dense and the sum. Sparse rows can be
+                // larger than the dense ones they are subtracted from, by about sqrt(tokens / kept).
+                let limit = 4.0 * epsilon * (1.0 / density).sqrt().max(1.0) * 1.5;
+                prop_assert!(error < limit, "{dtype:?}: {error:e} over {limit:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn batch_elements_do_not_meet(shape in shapes(), density in 0.05f64..0.9) {
+        let qkv = shape.qkv(&device());
+        let config = config(&shape, density);
+        let whole = run(&config, qkv.clone()).unwrap();
+        for b in 0..shape.batch {
+            let alone = run(&config, qkv.clone().map(|t| t.slice_dim(0, b..b + 1))).unwrap();
+            for (one, all) in alone.iter().zip(&whole) {
+                let error = relative_error(one, &all.clone().slice_dim(0, b..b + 1));
+                prop_assert!(error < F32, "batch {b}: {error:e}");
+            }
+        }
+    }
+}

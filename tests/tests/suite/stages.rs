@@ -1,0 +1,207 @@
+//! Each stage against plain loops in f64, by the reference and by the kernel that the device would use.
+
+use burn::tensor::Tensor;
+use mcsparse::{
+    check::Problem,
+    ops::{self, Kernels, Route, SparseOptions, Stage},
+    reference::{self, GroupOptions, SelectOptions},
+};
+use mcsparse_tests::{
+    Shape, cases, device,
+    naive::{Naive, groups, index_rows},
+    random, relative_error_of, shapes, values,
+};
+use proptest::prelude::*;
+
+/// f32 sums of up to 256 products and 150 weights: a few hundred roundings of 6e-8.
+const F32: f64 = 2e-5;
+/// Small on purpose, so that every stage has to work in chunks.
+const WORKSPACE: usize = 40_000;
+
+/// The reference, and the device's kernel if it has one.
+fn routes(stage: Stage, problem: &Problem) -> Vec<Route> {
+    let mut routes = vec![ops::route(stage, problem, Kernels::Reference)];
+    let auto = ops::route(stage, problem, Kernels::Auto);
+    if matches!(auto, Route::Kernel(_)) {
+        routes.push(auto);
+    }
+    routes
+}
+
+fn group_options(shape: &Shape) -> GroupOptions {
+    GroupOptions { group_size: shape.group_size, power_iterations: 4, seed: 0, workspace_bytes: WORKSPACE }
+}
+
+proptest! {
+    #![proptest_config(cases(48))]
+
+    #[test]
+    fn dense_attention_and_log_sum_exp(shape in shapes(), scale in 0.02f64..0.5) {
+        let [q, k, v] = shape.qkv(&device());
+        let (output, lse) = Naive::new(&q, &k, &v, scale).dense();
+        for route in routes(Stage::Dense, &Problem::of(&q, &k, &v).unwrap()) {
+            let (o, l) = ops::dense_attention(&route, q.clone(), k.clone(), v.clone(), scale, WORKSPACE);
+            prop_assert_eq!(o.dims(), q.dims());
+            let (o, l) = (relative_error_of(&values(&o), &output), relative_error_of(&values(&l), &lse));
+            prop_assert!(o < F32 && l < F32, "{route}: output {o:e}, log-sum-exp {l:e}");
+        }
+    }
+
+    #[test]
+    fn groups_are_exact_sorted_and_repeatable(shape in shapes()) {
+        let [q, k, v] = shape.qkv(&device());
+        for route in routes(Stage::Group, &Problem::of(&q, &k, &v).unwrap()) {
+            let order = index_rows(&ops::group_queries(&route, q.clone(), group_options(&shape)));
+            prop_assert_eq!(order.len(), shape.batch * shape.heads());
+            for row in &order {
+                let mut sorted = row.clone();
+                sorted.sort_unstable();
+                prop_assert!(sorted.iter().copied().eq(0..shape.tokens), "{route}: no permutation: {row:?}");
+                for group in groups(row, shape.group_size) {
+                    prop_assert!(group.is_sorted(), "{route}: a group is not in ascending order: {group:?}");
+                }
+            }
+            let again = index_rows(&ops::group_queries(&route, q.clone(), group_options(&shape)));
+            prop_assert!(order == again, "{route}: two runs differ");
+        }
+    }
+
+    #[test]
+    fn selection_keeps_the_most_mass(shape in shapes(), density in 0.01f64..1.0, sinks in (0usize..3, 0usize..3)) {
+        let [q, k, v] = shape.qkv(&device());
+        let problem = Problem::of(&q, &k, &v).unwrap();
+        let (scale, n) = (0.3, shape.tokens);
+        let (prefix, suffix) = if sinks.0 + sinks.1 < n { sinks } else { (0, 0) };
+        let keys = ((density * n as f64) as usize).clamp((prefix + suffix).max(1), n);
+        let options = SelectOptions {
+            group_size: shape.group_size, keys, sink_prefix: prefix, sink_suffix: suffix, scale, workspace_bytes: WORKSPACE,
+        };
+        let order = reference::group_queries(q.clone(), &group_options(&shape));
+        let lse = reference::dense_attention(q.clone(), k.clone(), v.clone(), scale, WORKSPACE).1;
+        let naive = Naive::new(&q, &k, &v, scale);
+        for route in routes(Stage::Select, &problem) {
+            let chosen = ops::select_keys(&route, q.clone(), k.clone(), lse.clone(), order.clone(), options);
+            let [.., m, width] = chosen.dims();
+            prop_assert_eq!((m, width), (n.div_ceil(shape.group_size), keys));
+            let chosen = index_rows(&chosen);
+            for (z, row) in index_rows(&order).iter().enumerate() {
+                for (g, group) in groups(row, shape.group_size).iter().enumerate() {
+                    let picked = &chosen[z * m + g];
+                    prop_assert!(picked.windows(2).all(|w| w[0] < w[1]), "{route}: not ascending: {picked:?}");
+                    prop_assert!(picked.iter().all(|&j| j < n), "{route}: out of range: {picked:?}");
+                    let sink = |j: usize| j < prefix || j >= n - suffix;
+                    prop_assert!((0..n).filter(|&j| sink(j)).all(|j| picked.contains(&j)), "{route}: a sink is missing");
+                    let mass = naive.mass(z, group);
+                    let mut free: Vec<f64> = (0..n).filter(|&j| !sink(j)).map(|j| mass[j]).collect();
+                    free.sort_by(|a, b| b.total_cmp(a));
+                    let best: f64 = free.iter().take(keys - prefix - suffix).sum();
+                    let kept: f64 = picked.iter().filter(|&&j| !sink(j)).map(|&j| mass[j]).sum();
+                    // Only keys whose mass ties within rounding may be exchanged.
+                    prop_assert!(kept >= best * (1.0 - 1e-5), "{route}: kept {kept}, best {best}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sparse_attention_reads_the_keys_it_is_given(shape in shapes(), density in 0.01f64..1.0) {
+        let [q, k, v] = shape.qkv(&device());
+        let problem = Problem::of(&q, &k, &v).unwrap();
+        let (scale, n) = (0.3, shape.tokens);
+        let keys = ((density * n as f64) as usize).max(1);
+        let order = reference::group_queries(q.clone(), &group_options(&shape));
+        // Random keys rather than selected ones: any ascending list must do.
+        let (z, m) = (shape.batch * shape.heads(), n.div_ceil(shape.group_size));
+        let noise = random([z * m, n], shape.seed ^ 7, &device());
+        let indices = reference::top_k_indices(noise, keys).reshape([shape.batch, shape.heads(), m, keys]);
+        let (orders, chosen) = (index_rows(&order), index_rows(&indices));
+        let (output, lse) = Naive::new(&q, &k, &v, scale).rows(|z, i| {
+            let place = orders[z].iter().position(|&x| x == i).unwrap();
+            chosen[z * m + place / shape.group_size].clone()
+        });
+        let options = SparseOptions { group_size: shape.group_size, scale, workspace_bytes: WORKSPACE };
+        for route in routes(Stage::Sparse, &problem) {
+            let (o, l) =
+                ops::sparse_attention(&route, q.clone(), k.clone(), v.clone(), order.clone(), indices.clone(), options);
+            let (o, l) = (relative_error_of(&values(&o), &output), relative_error_of(&values(&l), &lse));
+            prop_assert!(o < F32 && l < F32, "{route}: output {o:e}, log-sum-exp {l:e}");
+        }
+    }
+
+    #[test]
+    fn top_k_breaks_ties_by_the_lowest_index(rows in 1usize..5, n in 1usize..60, k in 1usize..60, seed in 0u64..u64::MAX) {
+        let k = k.min(n);
+        // Few distinct values, so that most rows have ties across the threshold; some NaN.
+        let values: Vec<f32> = (0..rows * n)
+            .map(|i| match (seed.rotate_left(i as u32 % 64) ^ (i as u64 * 0x9E37)) % 6 {
+                5 => f32::NAN,
+                x => x as f32 - 2.0,
+            })
+            .collect();
+        let tensor = Tensor::<1>::from_floats(values.as_slice(), &device()).reshape([rows, n]);
+        let got = index_rows(&reference::top_k_indices(tensor, k));
+        for (row, got) in values.chunks(n).zip(got) {
+            let key = |j: usize| if row[j].is_nan() { f32::NEG_INFINITY } else { row[j] };
+            let mut best: Vec<usize> = (0..n).collect();
+            best.sort_by(|&a, &b| key(b).total_cmp(&key(a)).then(a.cmp(&b)));
+            best.truncate(k);
+            best.sort_unstable();
+            prop_assert_eq!(got, best);
+        }
+    }
+}
+
+/// Queries drawn from well separated clusters, one group's worth each: grouping must find the clusters.
+#[test]
+fn grouping_recovers_clusters() {
+    let device = device();
+    let (clusters, size, dim) = (8, 16, 32);
+    let n = clusters * size;
+    let centres = random([1, 1, clusters, dim], 3, &device).mul_scalar(20.0);
+    // Interleaved, so that position says nothing.
+    let q = centres.repeat_dim(2, size) + random([1, 1, n, dim], 4, &device);
+    let options = GroupOptions { group_size: size, power_iterations: 12, seed: 1, workspace_bytes: 1 << 20 };
+    for route in routes(Stage::Group, &Problem::of(&q, &q, &q).unwrap()) {
+        let order = index_rows(&ops::group_queries(&route, q.clone(), options));
+        for group in groups(&order[0], size) {
+            assert!(group.iter().all(|i| i % clusters == group[0] % clusters), "{route}: mixed group {group:?}");
+        }
+    }
+}
+
+/// NaN, infinity, equal rows and one huge row: garbage may come out, but groups and keys stay valid indices.
+#[test]
+fn hostile_values_never_spoil_indices() {
+    let device = device();
+    let (n, dim, size) = (45, 16, 8);
+    let plain = || random([1, 2, n, dim], 5, &device);
+    let one_row = |value: f32| plain().slice_fill([0..1, 0..2, 7..8, 0..dim], value);
+    let hostile = [
+        Tensor::zeros([1, 2, n, dim], &device),
+        plain().slice_fill([0..1, 0..2, 0..n, 0..dim], f32::NAN),
+        one_row(f32::NAN),
+        one_row(f32::INFINITY),
+        one_row(1e30),
+    ];
+    let options = GroupOptions { group_size: size, power_iterations: 4, seed: 0, workspace_bytes: 1 << 20 };
+    let select = SelectOptions {
+        group_size: size, keys: 9, sink_prefix: 0, sink_suffix: 0, scale: 0.25, workspace_bytes: 1 << 20,
+    };
+    for q in hostile {
+        let problem = Problem::of(&q, &q, &q).unwrap();
+        for route in routes(Stage::Group, &problem) {
+            let order = ops::group_queries(&route, q.clone(), options);
+            for mut row in index_rows(&order) {
+                row.sort_unstable();
+                assert!(row.into_iter().eq(0..n), "{route}: no permutation");
+            }
+            let lse = reference::dense_attention(q.clone(), q.clone(), q.clone(), 0.25, 1 << 20).1;
+            for route in routes(Stage::Select, &problem) {
+                let keys = ops::select_keys(&route, q.clone(), q.clone(), lse.clone(), order.clone(), select);
+                for row in index_rows(&keys) {
+                    assert!(row.windows(2).all(|w| w[0] < w[1]) && row[8] < n, "{route}: {row:?}");
+                }
+            }
+        }
+    }
+}
