@@ -1,4 +1,84 @@
-//! Native CPU kernels for the Flex backend.
-use crate::{check::Problem, ops::{Stage, McSparseOps}};
-pub(crate) fn supports(_stage: Stage, _problem: &Problem) -> Result<&'static str, String> { Err("wip".into()) }
-impl McSparseOps for burn::backend::Flex {}
+//! Native CPU kernels for the Flex backend: tiles through the `gemm` crate, the rest in loops that vectorise, groups in
+//! parallel through rayon.
+
+mod attend;
+mod gemm;
+mod group;
+mod math;
+mod rows;
+mod select;
+
+use burn::backend::{
+    Flex,
+    tensor::{FloatTensor, IntTensor},
+};
+
+use crate::{
+    check::Problem,
+    ops::{McSparseOps, Stage},
+    reference::{GroupOptions, SelectOptions},
+};
+use rows::{Rows, floats, index_values, indices};
+
+/// Every checked problem is taken: the kernels convert f16 and bf16 to f32 on the way in.
+pub(super) fn supports(stage: Stage, _problem: &Problem) -> Result<&'static str, String> {
+    Ok(match stage {
+        Stage::Dense => "cpu tiles",
+        Stage::Group => "cpu pddp",
+        Stage::Select => "cpu column sums",
+        Stage::Sparse => "cpu gathered tiles",
+    })
+}
+
+impl McSparseOps for Flex {
+    fn mc_dense_attention(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let dtype = query.dtype();
+        let (query, key, value) = (Rows::new(&query), Rows::new(&key), Rows::new(&value));
+        let [batch, heads, queries, dim] = query.dims;
+        let (output, lse) = attend::dense(&query, &key, &value, scale as f32);
+        (floats(output, &[batch, heads, queries, dim], dtype), floats(lse, &[batch, heads, queries], burn::tensor::DType::F32))
+    }
+
+    fn mc_group_queries(query: FloatTensor<Self>, options: GroupOptions) -> IntTensor<Self> {
+        let query = Rows::new(&query);
+        let [batch, heads, queries, _] = query.dims;
+        indices(group::group_queries(&query, &options), &[batch, heads, queries])
+    }
+
+    fn mc_select_keys(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        order: IntTensor<Self>,
+        options: SelectOptions,
+    ) -> IntTensor<Self> {
+        let (query, key) = (Rows::new(&query), Rows::new(&key));
+        let [batch, heads, queries, _] = query.dims;
+        let lse = lse.to_contiguous();
+        let lse = &lse.storage::<f32>()[lse.layout().start_offset()..][..batch * heads * queries];
+        let selected = select::select_keys(&query, &key, lse, &index_values(&order), &options);
+        indices(selected, &[batch, heads, queries.div_ceil(options.group_size), options.keys])
+    }
+
+    fn mc_sparse_attention(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        order: IntTensor<Self>,
+        indices: IntTensor<Self>,
+        group_size: usize,
+        scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let dtype = query.dtype();
+        let (query, key, value) = (Rows::new(&query), Rows::new(&key), Rows::new(&value));
+        let [batch, heads, queries, dim] = query.dims;
+        let (order, indices) = (index_values(&order), index_values(&indices));
+        let (output, lse) = attend::sparse(&query, &key, &value, &order, &indices, group_size, scale as f32);
+        (floats(output, &[batch, heads, queries, dim], dtype), floats(lse, &[batch, heads, queries], burn::tensor::DType::F32))
+    }
+}
