@@ -7,7 +7,7 @@ use mcsparse_tests::{device, relative_error};
 
 use super::dit_support::{Tensors, fixture};
 
-/// The error that a step of a trajectory may have. About 4e-7 is reached on Flex.
+/// The error that a step of a trajectory may have. About 6e-7 is reached on Flex.
 const TOLERANCE: f64 = 1e-5;
 
 /// The velocity that the fixture was made with.
