@@ -41,7 +41,14 @@ fn group_options() -> GroupOptions {
 
 fn select_options(tokens: usize) -> SelectOptions {
     let keys = (tokens as f64 * DENSITY).round() as usize;
-    SelectOptions { group_size: GROUP, keys, sink_prefix: 0, sink_suffix: 0, scale: scale(), workspace_bytes: WORKSPACE }
+    SelectOptions {
+        group_size: GROUP,
+        keys,
+        sink_prefix: 0,
+        sink_suffix: 0,
+        scale: scale(),
+        workspace_bytes: WORKSPACE,
+    }
 }
 
 fn sparse_options() -> SparseOptions {
@@ -60,7 +67,8 @@ impl Setup {
         let lse = ops::dense_attention(&route(Stage::Dense), q.clone(), k.clone(), v.clone(), scale(), WORKSPACE).1;
         let order = ops::group_queries(&route(Stage::Group), q.clone(), group_options());
         let select = route(Stage::Select);
-        let indices = ops::select_keys(&select, q.clone(), k.clone(), lse.clone(), order.clone(), select_options(tokens));
+        let indices =
+            ops::select_keys(&select, q.clone(), k.clone(), lse.clone(), order.clone(), select_options(tokens));
         Self { qkv, lse, order, indices, device }
     }
 
@@ -90,10 +98,17 @@ fn check(tokens: usize) {
         indices.clone(),
         sparse_options(),
     );
-    near(sparse.0, reference::sparse_attention(q.clone(), k.clone(), v, order.clone(), indices.clone(), &sparse_options()).0, "sparse");
+    near(
+        sparse.0,
+        reference::sparse_attention(q.clone(), k.clone(), v, order.clone(), indices.clone(), &sparse_options()).0,
+        "sparse",
+    );
     let chosen = reference::select_keys(q, k, s.lse.clone(), order, &select_options(tokens));
     let differ: i64 = chosen.not_equal(indices).int().sum().into_scalar();
-    println!("selection: {differ} of {} places differ from the reference (ties within rounding)", s.indices.shape().num_elements());
+    println!(
+        "selection: {differ} of {} places differ from the reference (ties within rounding)",
+        s.indices.shape().num_elements()
+    );
 }
 
 fn synced<T>(bencher: Bencher, mut run: impl FnMut(&Setup) -> T) {

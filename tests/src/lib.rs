@@ -1,6 +1,8 @@
 //! What the tests share: the device under test, random inputs, a scalar f64 oracle and error measures.
 
 pub mod naive;
+#[rustfmt::skip] // as the README has it
+pub mod snippet;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use proptest::prelude::{ProptestConfig, Strategy, prop_oneof};

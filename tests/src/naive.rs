@@ -92,7 +92,8 @@ impl Naive {
 /// The indices of an integer tensor, row by row along the last axis.
 pub fn index_rows<const D: usize>(tensor: &Tensor<D, Int>) -> Vec<Vec<usize>> {
     let width = tensor.dims()[D - 1];
-    let flat: Vec<usize> = tensor.to_data().iter::<i64>().map(|i| usize::try_from(i).expect("no negative index")).collect();
+    let flat: Vec<usize> =
+        tensor.to_data().iter::<i64>().map(|i| usize::try_from(i).expect("no negative index")).collect();
     flat.chunks(width.max(1)).map(<[usize]>::to_vec).collect()
 }
 

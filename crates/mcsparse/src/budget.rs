@@ -68,7 +68,11 @@ impl Budget {
             }
             KeyBudget::Keys(keys) if (1..=free).contains(&keys) => keys,
             KeyBudget::Keys(keys) => {
-                return Err(Error::config("keys", format!("1 to {free}, the keys that there are to choose from"), keys));
+                return Err(Error::config(
+                    "keys",
+                    format!("1 to {free}, the keys that there are to choose from"),
+                    keys,
+                ));
             }
         };
         let keys = if sink.within_budget { asked } else { asked + sinks };
@@ -133,7 +137,9 @@ mod tests {
     fn refusals_name_the_argument() {
         let message = |b, s, n| Budget::resolve(b, s, n).unwrap_err().to_string();
         for density in [0.0, -0.1, 1.01, f64::NAN] {
-            assert!(message(KeyBudget::Density(density), SinkTokens::default(), 9).starts_with("density: expected above 0"));
+            assert!(
+                message(KeyBudget::Density(density), SinkTokens::default(), 9).starts_with("density: expected above 0")
+            );
         }
         assert_eq!(
             message(KeyBudget::Keys(10), SinkTokens::default(), 9),

@@ -65,10 +65,18 @@ impl Problem {
         let device = query.device();
         for (name, tensor) in [("key", key), ("value", value)] {
             if tensor.dtype() != dtype {
-                return Err(Error::tensor(name, format!("the dtype of query, {dtype:?}"), format!("{:?}", tensor.dtype())));
+                return Err(Error::tensor(
+                    name,
+                    format!("the dtype of query, {dtype:?}"),
+                    format!("{:?}", tensor.dtype()),
+                ));
             }
             if tensor.device() != device {
-                return Err(Error::tensor(name, format!("the device of query, {device:?}"), format!("{:?}", tensor.device())));
+                return Err(Error::tensor(
+                    name,
+                    format!("the device of query, {device:?}"),
+                    format!("{:?}", tensor.device()),
+                ));
             }
         }
         Ok(Self { batch, heads, kv_heads, queries, keys, head_dim, dtype, device })

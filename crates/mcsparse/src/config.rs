@@ -120,6 +120,28 @@ impl McSparseConfig {
         let layers = layers as f64;
         Ok((dense + (layers - dense) * sparse) / layers)
     }
+
+    /// What a run of `steps` steps over `layers` layers of `tokens` tokens comes to: the kinds of the steps, the keys that
+    /// are kept and the densities, in one line for people.
+    ///
+    /// # Errors
+    ///
+    /// As [`McSparseConfig::validate`], [`Schedule::plan`] and [`Budget::resolve`].
+    pub fn describe(&self, steps: usize, layers: usize, tokens: usize) -> Result<String, Error> {
+        self.validate()?;
+        let plan = self.schedule.plan(steps)?;
+        let budget = self.budget_for(tokens)?;
+        let dense = (0..layers).filter(|l| self.dense_layers.contains(l)).count();
+        Ok(format!(
+            "{plan}; {} of {tokens} keys ({} sinks) for groups of {}; density {:.3} on reuse steps, {:.3} over the run \
+             with {dense} of {layers} layers dense",
+            budget.keys,
+            budget.sinks,
+            self.group_size,
+            budget.reuse_density(),
+            self.effective_density(&plan, layers, tokens)?
+        ))
+    }
 }
 
 #[cfg(test)]
@@ -147,6 +169,16 @@ mod tests {
         assert!(message(config().with_power_iterations(0)).starts_with("power_iterations:"));
         assert!(message(config().with_scale(Some(f64::NAN))).starts_with("scale:"));
         assert!(message(config().with_workspace_bytes(0)).starts_with("workspace_bytes:"));
+    }
+
+    #[test]
+    fn a_run_is_described_with_its_densities() {
+        let config = McSparseConfig::density(0.25).with_schedule(Schedule::warm_up(2));
+        assert_eq!(
+            config.describe(4, 4, 1000).unwrap(),
+            "dArr (1 dense, 1 anchor, 2 reuse); 250 of 1000 keys (0 sinks) for groups of 128; density 0.250 on reuse \
+             steps, 0.859 over the run with 1 of 4 layers dense"
+        );
     }
 
     #[test]

@@ -55,7 +55,9 @@ pub enum Error {
         reason: String,
     },
     /// The inputs are not those that the cached slot was made for.
-    #[error("{argument} of layer {layer}, {branch}: the cached slot was made for {expected}, got {got}; clear the cache or run an anchor first")]
+    #[error(
+        "{argument} of layer {layer}, {branch}: the cached slot was made for {expected}, got {got}; clear the cache or run an anchor first"
+    )]
     CacheMismatch {
         /// What changed: batch, heads, tokens, head_dim, dtype or device.
         argument: &'static str,

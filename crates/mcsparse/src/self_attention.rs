@@ -53,7 +53,13 @@ pub struct DenseAttention {
 }
 
 impl SelfAttention for DenseAttention {
-    fn attend(&mut self, _layer: usize, query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Result<Tensor<4>, Error> {
+    fn attend(
+        &mut self,
+        _layer: usize,
+        query: Tensor<4>,
+        key: Tensor<4>,
+        value: Tensor<4>,
+    ) -> Result<Tensor<4>, Error> {
         let problem = check::Problem::of(&query, &key, &value)?;
         // Burn 0.22 promises equal head counts only.
         let (key, value) = (problem.expand_kv(key), problem.expand_kv(value));

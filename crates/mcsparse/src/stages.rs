@@ -75,8 +75,7 @@ impl<'a> Run<'a> {
             seed: self.config.seed,
             workspace_bytes: self.config.workspace_bytes,
         };
-        let order =
-            self.stage(Stage::Group, grouped, cache, |route| ops::group_queries(route, rows.clone(), options));
+        let order = self.stage(Stage::Group, grouped, cache, |route| ops::group_queries(route, rows.clone(), options));
 
         let options = SelectOptions {
             group_size: self.config.group_size,
@@ -106,8 +105,7 @@ impl<'a> Run<'a> {
         cache: &mut MetaCache,
     ) -> Tensor<4> {
         let rows = self.grouped_rows(query.clone());
-        let sparse =
-            self.sparse(rows, key.clone(), value.clone(), slot.order().clone(), slot.indices().clone(), cache);
+        let sparse = self.sparse(rows, key.clone(), value.clone(), slot.order().clone(), slot.indices().clone(), cache);
         let output = sparse + slot.residual().clone();
         let (sink, tokens) = (self.config.sink, self.problem.queries);
         if sink.is_empty() {

@@ -11,7 +11,9 @@ fn qkv(shape: [usize; 4], device: &Device) -> [Tensor<4>; 3] {
 }
 
 fn config() -> McSparseConfig {
-    McSparseConfig::density(0.3).with_group_size(8).with_schedule(Schedule::warm_up(1).with_anchors(Anchors::At(vec![0, 4])))
+    McSparseConfig::density(0.3)
+        .with_group_size(8)
+        .with_schedule(Schedule::warm_up(1).with_anchors(Anchors::At(vec![0, 4])))
 }
 
 struct Case {
@@ -112,11 +114,7 @@ fn branches() {
 fn branches_and_experts_keep_their_own_slots() {
     let mut run = McSparse::new(&config(), 6).unwrap();
     let device = device();
-    let branches = [
-        Branch::conditional(),
-        Branch::unconditional(),
-        Branch::conditional().with_expert("low_noise"),
-    ];
+    let branches = [Branch::conditional(), Branch::unconditional(), Branch::conditional().with_expert("low_noise")];
     for step in 0..2 {
         run.begin_step(step).unwrap();
         for (i, branch) in branches.iter().enumerate() {
@@ -175,7 +173,10 @@ fn tensors_that_do_not_fit_each_other() {
         })
     };
     let s = SHAPE;
-    assert!(refused(s, [1, 2, 21, 16], [1, 2, 21, 16]).starts_with("key: expected 20 tokens, as query has, got [1, 2, 21, 16]"));
+    assert!(
+        refused(s, [1, 2, 21, 16], [1, 2, 21, 16])
+            .starts_with("key: expected 20 tokens, as query has, got [1, 2, 21, 16]")
+    );
     assert!(refused(s, [1, 3, 20, 16], [1, 3, 20, 16]).starts_with("key: expected [1, heads dividing 2, tokens, 16]"));
     assert!(refused(s, s, [1, 1, 20, 16]).starts_with("value: expected the shape of key, [1, 2, 20, 16]"));
     assert!(refused(s, [2, 2, 20, 16], [2, 2, 20, 16]).starts_with("key: expected [1,"));
@@ -208,7 +209,10 @@ fn values_that_are_not_finite_when_checking_is_on() {
                 let [q, k, v] = tensors;
                 c.attention.forward(q, k, v, &mut c.cache)
             });
-            assert_eq!(message, format!("{name}: expected finite values, got 2 that are NaN or infinite (layer 2, step 0)"));
+            assert_eq!(
+                message,
+                format!("{name}: expected finite values, got 2 that are NaN or infinite (layer 2, step 0)")
+            );
         }
     }
     case.call(SHAPE).unwrap();
@@ -231,7 +235,12 @@ fn the_report_says_what_ran() {
     let plan = run.cache().plan();
     assert!((report.effective_density() - config.effective_density(plan, 2, 20).unwrap()).abs() < 1e-12);
     let text = report.to_string();
-    for part in ["12 calls: 6 dense, 2 anchor, 4 reuse", "dense attention: 8 runs by", "selection: 2 runs", "sparse attention: 6"] {
+    for part in [
+        "12 calls: 6 dense, 2 anchor, 4 reuse",
+        "dense attention: 8 runs by",
+        "selection: 2 runs",
+        "sparse attention: 6",
+    ] {
         assert!(text.contains(part), "{text}");
     }
 }

@@ -8,4 +8,5 @@ mod dit_sampler;
 mod dit_support;
 mod method;
 mod misuse;
+mod readme;
 mod stages;

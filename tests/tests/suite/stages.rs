@@ -185,7 +185,12 @@ fn hostile_values_never_spoil_indices() {
     ];
     let options = GroupOptions { group_size: size, power_iterations: 4, seed: 0, workspace_bytes: 1 << 20 };
     let select = SelectOptions {
-        group_size: size, keys: 9, sink_prefix: 0, sink_suffix: 0, scale: 0.25, workspace_bytes: 1 << 20,
+        group_size: size,
+        keys: 9,
+        sink_prefix: 0,
+        sink_suffix: 0,
+        scale: 0.25,
+        workspace_bytes: 1 << 20,
     };
     for q in hostile {
         let problem = Problem::of(&q, &q, &q).unwrap();

@@ -116,8 +116,8 @@ impl Slot {
             ("kept keys", then.kept_keys.to_string(), now.kept_keys.to_string()),
         ];
         let device = self.residual.device();
-        let device = (device != problem.device)
-            .then(|| ("device", format!("{device:?}"), format!("{:?}", problem.device)));
+        let device =
+            (device != problem.device).then(|| ("device", format!("{device:?}"), format!("{:?}", problem.device)));
         match pairs.into_iter().filter(|(_, then, now)| then != now).chain(device).next() {
             None => Ok(()),
             Some((argument, expected, got)) => Err(Error::CacheMismatch {

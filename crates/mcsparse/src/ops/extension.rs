@@ -76,7 +76,10 @@ impl McSparseOps for burn::backend::Cube {}
 /// Output shapes for lazy execution.
 #[cfg(feature = "fusion")]
 mod metadata {
-    use burn::{backend::fusion::custom::TensorSpec, tensor::{DType, Shape}};
+    use burn::{
+        backend::fusion::custom::TensorSpec,
+        tensor::{DType, Shape},
+    };
 
     use crate::reference::SelectOptions;
 

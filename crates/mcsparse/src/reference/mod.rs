@@ -13,9 +13,9 @@ mod sparse;
 mod top_k;
 
 pub use dense::dense_attention;
-pub use group::{GroupOptions, group_queries};
 #[cfg(feature = "flex")]
 pub(crate) use group::start_vector;
+pub use group::{GroupOptions, group_queries};
 pub use select::{SelectOptions, attention_mass, select_keys};
 pub use sparse::sparse_attention;
 pub use top_k::top_k_indices;

@@ -55,7 +55,10 @@ pub(super) fn sparse(
     let [_, heads, queries, dim] = query.dims;
     let (z, groups) = (query.heads(), queries.div_ceil(group_size));
     assert_eq!(order.len(), z * queries, "order: expected one position for each query");
-    assert!(!indices.is_empty() && indices.len().is_multiple_of(z * groups), "indices: expected one row for each group");
+    assert!(
+        !indices.is_empty() && indices.len().is_multiple_of(z * groups),
+        "indices: expected one row for each group"
+    );
     let kept = indices.len() / (z * groups);
 
     // Group after group first: each task then owns one run of memory.

@@ -51,10 +51,7 @@ fn split(rows: &[f32], dim: usize, node: &mut [i32], options: &GroupOptions, sta
     }
     node[lower..].copy_from_slice(&upper);
     let (left, right) = node.split_at_mut(lower);
-    rayon::join(
-        || split(rows, dim, left, options, start),
-        || split(rows, dim, right, options, start),
-    );
+    rayon::join(|| split(rows, dim, left, options, start), || split(rows, dim, right, options, start));
 }
 
 /// The node's rows less their mean.

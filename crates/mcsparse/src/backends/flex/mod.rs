@@ -41,7 +41,10 @@ impl McSparseOps for Flex {
         let (query, key, value) = (Rows::new(&query), Rows::new(&key), Rows::new(&value));
         let [batch, heads, queries, dim] = query.dims;
         let (output, lse) = attend::dense(&query, &key, &value, scale as f32);
-        (floats(output, &[batch, heads, queries, dim], dtype), floats(lse, &[batch, heads, queries], burn::tensor::DType::F32))
+        (
+            floats(output, &[batch, heads, queries, dim], dtype),
+            floats(lse, &[batch, heads, queries], burn::tensor::DType::F32),
+        )
     }
 
     fn mc_group_queries(query: FloatTensor<Self>, options: GroupOptions) -> IntTensor<Self> {
@@ -79,6 +82,9 @@ impl McSparseOps for Flex {
         let [batch, heads, queries, dim] = query.dims;
         let (order, indices) = (index_values(&order), index_values(&indices));
         let (output, lse) = attend::sparse(&query, &key, &value, &order, &indices, group_size, scale as f32);
-        (floats(output, &[batch, heads, queries, dim], dtype), floats(lse, &[batch, heads, queries], burn::tensor::DType::F32))
+        (
+            floats(output, &[batch, heads, queries, dim], dtype),
+            floats(lse, &[batch, heads, queries], burn::tensor::DType::F32),
+        )
     }
 }

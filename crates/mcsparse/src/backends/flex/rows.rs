@@ -142,10 +142,9 @@ pub(super) fn index_values(tensor: &FlexTensor) -> Vec<u32> {
     let (start, len) = (tensor.layout().start_offset(), tensor.layout().num_elements());
     match tensor.dtype() {
         DType::I32 => tensor.storage::<i32>()[start..start + len].iter().map(|&i| i as u32).collect(),
-        DType::I64 => tensor.storage::<i64>()[start..start + len]
-            .iter()
-            .map(|&i| u32::try_from(i).unwrap_or(u32::MAX))
-            .collect(),
+        DType::I64 => {
+            tensor.storage::<i64>()[start..start + len].iter().map(|&i| u32::try_from(i).unwrap_or(u32::MAX)).collect()
+        }
         other => panic!("indices: expected 32- or 64-bit integers, got {other:?}"),
     }
 }

@@ -1,0 +1,44 @@
+//! What the README promises in words that a test can read; its code runs as a documentation test.
+
+use burn::{
+    nn::LinearConfig,
+    tensor::{Distribution, Tensor},
+};
+use mcsparse::McSparseConfig;
+use mcsparse_tests::{
+    device,
+    snippet::{SelfAttention, denoise},
+};
+
+#[test]
+fn the_snippet_is_the_code_that_is_compiled_and_it_runs() {
+    let readme = include_str!("../../../README.md");
+    let shown = readme.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a snippet");
+    let compiled = include_str!("../../src/snippet.rs").split_once("\n\n").expect("a head").1;
+    assert_eq!(compiled.replace("pub ", ""), shown);
+
+    let device = device();
+    let block = |layer| SelfAttention {
+        qkv: LinearConfig::new(32, 96).init(&device),
+        out: LinearConfig::new(32, 32).init(&device),
+        heads: 2,
+        sparse: McSparseConfig::density(0.15).init(layer).unwrap(),
+    };
+    let x = Tensor::random([1, 300, 32], Distribution::Default, &device);
+    let y = denoise(&[block(0), block(1)], x, 5).unwrap();
+    assert_eq!(y.dims(), [1, 300, 32]);
+}
+
+#[test]
+fn the_snippet_changes_at_most_ten_lines() {
+    let readme = include_str!("../../../README.md");
+    let snippet = readme.split("```rust").nth(1).and_then(|rest| rest.split("```").next()).expect("a snippet");
+    let marks: Vec<_> = (1..=20).map(|n| snippet.matches(&format!("// ({n})")).count()).collect();
+    let changed = marks.iter().sum::<usize>();
+    assert!((1..=10).contains(&changed), "{changed} lines are marked");
+    assert!(marks[..changed].iter().all(|&count| count == 1), "the marks do not count up: {marks:?}");
+    let unmarked = snippet.lines().filter(|line| line.contains("mcsparse") || line.contains("cache"));
+    for line in unmarked.filter(|line| !line.contains("println!")) {
+        assert!(line.contains("// (") || line.contains("block.forward"), "not marked: {line}");
+    }
+}
