@@ -151,6 +151,32 @@ proptest! {
     }
 }
 
+/// What the README's table of backends says. Without this the comparisons above would pass with no kernel at all.
+#[test]
+fn the_kernels_that_the_backend_has_are_taken() {
+    let device = device();
+    let kernels = |head_dim: usize| {
+        let q = random([1, 2, 5, head_dim], 1, &device);
+        let problem = Problem::of(&q, &q, &q).unwrap();
+        [Stage::Dense, Stage::Group, Stage::Select, Stage::Sparse].map(|stage| {
+            match ops::route(stage, &problem, Kernels::Auto) {
+                Route::Kernel(name) => name.to_string(),
+                Route::Reference { reason } => format!("({reason})"),
+            }
+        })
+    };
+    if mcsparse_tests::is_flex() {
+        assert_eq!(kernels(80), ["cpu tiles", "cpu pddp", "cpu column sums", "cpu gathered tiles"]);
+    } else {
+        let none = "(no CubeCL kernel for this stage yet)";
+        assert_eq!(kernels(80), ["cube shared-memory tiles", none, none, "cube gathered tiles"]);
+        assert_eq!(kernels(18)[0], "(head_dim 18 is no multiple of 4)");
+    }
+    let q = random([1, 2, 5, 16], 1, &device);
+    let reference = ops::route(Stage::Dense, &Problem::of(&q, &q, &q).unwrap(), Kernels::Reference);
+    assert_eq!(reference.to_string(), "tensor operations (the configuration asks for the reference)");
+}
+
 /// Queries drawn from well separated clusters, one group's worth each: grouping must find the clusters.
 #[test]
 fn grouping_recovers_clusters() {

@@ -1,5 +1,7 @@
 //! Kernels by backend, each beside the predicate that says which problems it takes.
 
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 
@@ -14,7 +16,7 @@ pub(crate) fn supports(stage: Stage, problem: &Problem) -> Result<&'static str, 
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => flex::supports(stage, problem),
         #[cfg(feature = "cube")]
-        DispatchDevice::Cube(_) => Err("no CubeCL kernel for this stage yet".into()),
+        DispatchDevice::Cube(device) => cube::supports(device, stage, problem),
         #[allow(unreachable_patterns)]
         _ => Err(format!("no kernel for {:?}", problem.device)),
     }

@@ -70,9 +70,6 @@ fn no_kernel<B: Backend, T>(stage: &str) -> T {
     panic!("{stage} has no kernel on {}; call it through mcsparse::ops", std::any::type_name::<B>())
 }
 
-#[cfg(feature = "cube")]
-impl McSparseOps for burn::backend::Cube {}
-
 /// Output shapes for lazy execution.
 #[cfg(feature = "fusion")]
 mod metadata {

@@ -1,0 +1,73 @@
+//! CubeCL kernels: one source for CUDA, ROCm, Metal, Vulkan, WebGPU and the CubeCL CPU runtime.
+
+mod attend;
+mod launch;
+
+use burn::{
+    backend::{
+        CubeDevice,
+        tensor::{FloatTensor, IntTensor},
+    },
+    tensor::{DType, Shape},
+};
+
+use burn_cubecl::{CubeBackend, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
+
+use crate::{
+    check::Problem,
+    ops::{McSparseOps, Stage},
+};
+
+/// The kernel that takes `problem`, or why none does.
+pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> Result<&'static str, String> {
+    match stage {
+        Stage::Dense | Stage::Sparse => {
+            if !problem.head_dim.is_multiple_of(attend::VECTOR) {
+                return Err(format!("head_dim {} is no multiple of {}", problem.head_dim, attend::VECTOR));
+            }
+            let client = device.client();
+            let hardware = &client.properties().hardware;
+            let tile = attend::Tile::of(problem.head_dim);
+            if hardware.max_units_per_cube < attend::UNITS {
+                return Err(format!("{} units a cube, {} needed", hardware.max_units_per_cube, attend::UNITS));
+            }
+            if hardware.max_shared_memory_size < tile.shared_bytes(problem.head_dim) {
+                let needed = tile.shared_bytes(problem.head_dim);
+                return Err(format!("{} bytes of shared memory, {needed} needed", hardware.max_shared_memory_size));
+            }
+            Ok(if stage == Stage::Dense { "cube shared-memory tiles" } else { "cube gathered tiles" })
+        }
+        Stage::Group | Stage::Select => Err("no CubeCL kernel for this stage yet".into()),
+    }
+}
+
+impl McSparseOps for CubeBackend {
+    fn mc_dense_attention(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let lists = launch::Lists::none(&query);
+        launch::attend(query, key, value, lists, scale as f32)
+    }
+
+    fn mc_sparse_attention(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        order: IntTensor<Self>,
+        indices: IntTensor<Self>,
+        group_size: usize,
+        scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let lists = launch::Lists::gathered(order, indices, group_size);
+        launch::attend(query, key, value, lists, scale as f32)
+    }
+}
+
+/// An uninitialised tensor on the device of `like`.
+fn empty(like: &CubeTensor, shape: &[usize], dtype: DType) -> CubeTensor {
+    let (client, device) = (like.client.clone(), like.device.clone());
+    empty_device_contiguous_dtype(client, device, Shape::from(shape.to_vec()), dtype)
+}
