@@ -8,7 +8,7 @@
 //! - [`McSparseConfig`]: the settings; [`Schedule`]: which steps are dense, anchors or reuse.
 //! - [`McSparseAttention`]: the module for the place of self-attention; [`MetaCache`]: what lives between steps.
 //! - [`SelfAttention`]: the interface between models and attention methods; [`McSparse`] and [`DenseAttention`] fill it.
-//! - [`reference`](crate::reference): every stage in plain tensor operations; [`ops`](crate::ops): the same stages by
+//! - [`mod@reference`]: every stage in plain tensor operations; [`ops`]: the same stages by
 //!   the fastest kernel of the backend.
 //!
 //! ```

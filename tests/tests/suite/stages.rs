@@ -22,7 +22,7 @@ const WORKSPACE: usize = 40_000;
 fn routes(stage: Stage, problem: &Problem) -> Vec<Route> {
     let mut routes = vec![ops::route(stage, problem, Kernels::Reference)];
     let auto = ops::route(stage, problem, Kernels::Auto);
-    if matches!(auto, Route::Kernel(_)) {
+    if !matches!(auto, Route::Reference { .. }) {
         routes.push(auto);
     }
     routes
@@ -129,24 +129,39 @@ proptest! {
     }
 
     #[test]
-    fn top_k_breaks_ties_by_the_lowest_index(rows in 1usize..5, n in 1usize..60, k in 1usize..60, seed in 0u64..u64::MAX) {
-        let k = k.min(n);
-        // Few distinct values, so that most rows have ties across the threshold; some NaN.
+    fn partitions_are_exact_with_ties_to_the_lowest_index(
+        rows in 1usize..5, n in prop_oneof![1usize..60, 250usize..1500], share in 0.0f64..1.0, levels in 1u64..400, seed in any::<u64>(),
+    ) {
+        let k = ((share * n as f64) as usize).clamp(1, n);
+        // Few distinct values, so that many rows have ties across the threshold; some NaN, infinite and negative zero.
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state >> 33
+        };
         let values: Vec<f32> = (0..rows * n)
-            .map(|i| match (seed.rotate_left(i as u32 % 64) ^ (i as u64 * 0x9E37)) % 6 {
-                5 => f32::NAN,
-                x => x as f32 - 2.0,
+            .map(|_| match next() % 50 {
+                0 => f32::NAN,
+                1 => f32::INFINITY,
+                2 => -0.0,
+                _ => (next() % levels) as f32 * 0.37 - 3.0,
             })
             .collect();
-        let tensor = Tensor::<1>::from_floats(values.as_slice(), &device()).reshape([rows, n]);
-        let got = index_rows(&reference::top_k_indices(tensor, k));
-        for (row, got) in values.chunks(n).zip(got) {
-            let key = |j: usize| if row[j].is_nan() { f32::NEG_INFINITY } else { row[j] };
-            let mut best: Vec<usize> = (0..n).collect();
-            best.sort_by(|&a, &b| key(b).total_cmp(&key(a)).then(a.cmp(&b)));
-            best.truncate(k);
-            best.sort_unstable();
-            prop_assert_eq!(got, best);
+        let device = device();
+        let tensor = Tensor::<1>::from_floats(values.as_slice(), &device).reshape([rows, n]);
+        let q = random([1, 1, 1, 16], 1, &device);
+        for route in routes(Stage::Group, &Problem::of(&q, &q, &q).unwrap()) {
+            let whole = index_rows(&ops::partition_indices(&route, tensor.clone(), k, true));
+            let short = index_rows(&ops::partition_indices(&route, tensor.clone(), k, false));
+            for (r, row) in values.chunks(n).enumerate() {
+                let key = |j: usize| if row[j].is_nan() { f32::NEG_INFINITY } else { row[j] + 0.0 };
+                let mut expected: Vec<usize> = (0..n).collect();
+                expected.sort_by(|&a, &b| key(b).total_cmp(&key(a)).then(a.cmp(&b)));
+                expected[..k].sort_unstable();
+                expected[k..].sort_unstable();
+                prop_assert_eq!(&whole[r], &expected, "{} row {}", route, r);
+                prop_assert_eq!(&short[r], &expected[..k], "{} row {}", route, r);
+            }
         }
     }
 }
@@ -161,6 +176,7 @@ fn the_kernels_that_the_backend_has_are_taken() {
         [Stage::Dense, Stage::Group, Stage::Select, Stage::Sparse].map(|stage| {
             match ops::route(stage, &problem, Kernels::Auto) {
                 Route::Kernel(name) => name.to_string(),
+                Route::Composed(name) => format!("+ {name}"),
                 Route::Reference { reason } => format!("({reason})"),
             }
         })
@@ -168,8 +184,8 @@ fn the_kernels_that_the_backend_has_are_taken() {
     if mcsparse_tests::is_flex() {
         assert_eq!(kernels(80), ["cpu tiles", "cpu pddp", "cpu column sums", "cpu gathered tiles"]);
     } else {
-        let none = "(no CubeCL kernel for this stage yet)";
-        assert_eq!(kernels(80), ["cube shared-memory tiles", none, none, "cube gathered tiles"]);
+        let some = "+ cube radix selection";
+        assert_eq!(kernels(80), ["cube shared-memory tiles", some, some, "cube gathered tiles"]);
         assert_eq!(kernels(18)[0], "(head_dim 18 is no multiple of 4)");
     }
     let q = random([1, 2, 5, 16], 1, &device);

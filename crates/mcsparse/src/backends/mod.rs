@@ -8,10 +8,14 @@ mod flex;
 #[cfg(any(feature = "flex", feature = "cube"))]
 use burn::backend::DispatchDevice;
 
-use crate::{check::Problem, ops::Stage};
+use crate::{
+    check::Problem,
+    ops::{Route, Stage},
+};
 
-/// The name of the kernel that runs `stage` for `problem`, or why there is none.
-pub(crate) fn supports(stage: Stage, problem: &Problem) -> Result<&'static str, String> {
+/// How the backend runs `stage` for `problem`, or why it has no kernel for it.
+#[cfg_attr(not(any(feature = "flex", feature = "cube")), allow(unused_variables))]
+pub(crate) fn supports(stage: Stage, problem: &Problem) -> Result<Route, String> {
     match problem.device.as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => flex::supports(stage, problem),

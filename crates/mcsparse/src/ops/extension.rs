@@ -16,6 +16,7 @@ use crate::reference::{GroupOptions, SelectOptions};
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion"),
 )]
+#[allow(unused_variables)] // the default bodies name the arguments for those who implement them
 pub trait McSparseOps: Backend {
     /// Dense attention: output and log-sum-exp.
     #[fusion(meta = |query, _key, _value, _scale| metadata::attention(query))]
@@ -25,14 +26,12 @@ pub trait McSparseOps: Backend {
         value: FloatTensor<Self>,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let _ = (query, key, value, scale);
         no_kernel::<Self, _>("dense attention")
     }
 
     /// Grouping of similar queries: their order, group after group.
     #[fusion(meta = |query, _options| metadata::order(query))]
     fn mc_group_queries(query: FloatTensor<Self>, options: GroupOptions) -> IntTensor<Self> {
-        let _ = (query, options);
         no_kernel::<Self, _>("grouping")
     }
 
@@ -45,8 +44,14 @@ pub trait McSparseOps: Backend {
         order: IntTensor<Self>,
         options: SelectOptions,
     ) -> IntTensor<Self> {
-        let _ = (query, key, lse, order, options);
         no_kernel::<Self, _>("selection")
+    }
+
+    /// Indices of the `k` largest values of each row and, if wanted, of the rest; see
+    /// [`crate::reference::partition_indices`].
+    #[fusion(meta = |values, k, with_rest| metadata::partition(values, *k, *with_rest))]
+    fn mc_partition_indices(values: FloatTensor<Self>, k: usize, with_rest: bool) -> IntTensor<Self> {
+        no_kernel::<Self, _>("partition")
     }
 
     /// Token-gather attention: output in the order of `query`, and log-sum-exp over the kept keys.
@@ -60,7 +65,6 @@ pub trait McSparseOps: Backend {
         group_size: usize,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let _ = (query, key, value, order, indices, group_size, scale);
         no_kernel::<Self, _>("sparse attention")
     }
 }
@@ -92,6 +96,11 @@ mod metadata {
         let [batch, heads, queries] = order.shape.dims();
         let groups = queries.div_ceil(options.group_size);
         TensorSpec::new(Shape::new([batch, heads, groups, options.keys]), DType::I32)
+    }
+
+    pub fn partition(values: &TensorSpec, k: usize, with_rest: bool) -> TensorSpec {
+        let [rows, n] = values.shape.dims();
+        TensorSpec::new(Shape::new([rows, if with_rest { n } else { k }]), DType::I32)
     }
 
     /// `[batch, heads, queries]`.

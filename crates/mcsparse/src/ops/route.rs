@@ -45,6 +45,8 @@ pub enum Kernels {
 pub enum Route {
     /// A kernel, by name.
     Kernel(&'static str),
+    /// Tensor operations with one kernel among them, by name.
+    Composed(&'static str),
     /// The reference in tensor operations, and why no kernel took the problem.
     Reference {
         /// The refusal.
@@ -56,6 +58,7 @@ impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Route::Kernel(name) => f.write_str(name),
+            Route::Composed(name) => write!(f, "tensor operations with {name}"),
             Route::Reference { reason } => write!(f, "tensor operations ({reason})"),
         }
     }
@@ -67,8 +70,5 @@ pub fn route(stage: Stage, problem: &Problem, kernels: Kernels) -> Route {
         Kernels::Reference => Err("the configuration asks for the reference".to_string()),
         Kernels::Auto => crate::backends::supports(stage, problem),
     };
-    match refusal {
-        Ok(kernel) => Route::Kernel(kernel),
-        Err(reason) => Route::Reference { reason },
-    }
+    refusal.unwrap_or_else(|reason| Route::Reference { reason })
 }

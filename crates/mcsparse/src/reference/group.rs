@@ -4,8 +4,9 @@ use burn::tensor::{DType, Int, Tensor};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
-    rows::{INDEX, arange, chunk_len, join_heads, permute_into, take_rows},
-    top_k::largest,
+    Partition,
+    rows::{INDEX, arange, chunk_len, join_heads, take_rows},
+    top_k::partition_indices,
 };
 
 /// How queries are grouped.
@@ -33,6 +34,11 @@ pub struct GroupOptions {
 /// - `query`: `[batch, heads, queries, head_dim]`
 /// - returns `order`: `[batch, heads, queries]`, 32-bit integers, a permutation of `0..queries` in each row
 pub fn group_queries(query: Tensor<4>, options: &GroupOptions) -> Tensor<3, Int> {
+    group_queries_by(query, options, &partition_indices)
+}
+
+/// [`group_queries`] with another way to pick the lower half of a node.
+pub(crate) fn group_queries_by(query: Tensor<4>, options: &GroupOptions, partition: Partition) -> Tensor<3, Int> {
     let [batch, heads, queries, dim] = query.dims();
     let device = query.device();
     let z = batch * heads;
@@ -61,7 +67,7 @@ pub fn group_queries(query: Tensor<4>, options: &GroupOptions) -> Tensor<3, Int>
             // The gathered queries, the centred ones and a temporary.
             let chunk = chunk_len(nodes.len(), 3 * 4 * z * len * dim, options.workspace_bytes);
             for nodes in nodes.chunks(chunk) {
-                order = split(&rows, order, nodes, options, &start);
+                order = split(&rows, order, nodes, options, &start, partition);
             }
         }
         level = next;
@@ -90,6 +96,7 @@ fn split(
     nodes: &[Node],
     options: &GroupOptions,
     start: &[f32],
+    partition: Partition,
 ) -> Tensor<2, Int> {
     let [z, _, dim] = rows.dims();
     let (device, count, len) = (rows.device(), nodes.len(), nodes[0].len);
@@ -101,16 +108,11 @@ fn split(
     let x = take_rows(rows.clone(), members.clone()).reshape([z * count, len, dim]);
     let x = x.clone() - x.mean_dim(1);
     let direction = principal_direction(x.clone(), options.power_iterations, start);
-    // Large is `lower` below, so the projection is negated to put its smallest values on the lower side.
+    // The partition takes the largest, so the projection is negated to put its smallest values on the lower side. It is
+    // stable: both sides keep their order, which keeps every group sorted.
     let projection = x.matmul(direction).reshape([z * count, len]).neg();
-    let goes_lower = largest(projection, lower);
-
-    // A stable partition: both sides keep their order, which keeps every group sorted.
-    let lower_place = goes_lower.clone().int().cast(INDEX).cumsum(1).sub_scalar(1);
-    let place_in_row = arange(len, &device).reshape([1, len]).expand([z * count, len]);
-    let upper_place = place_in_row - lower_place.clone().add_scalar(1) + lower as i64;
-    let place = upper_place.mask_where(goes_lower, lower_place);
-    let split = permute_into(place, members.reshape([z * count, len])).reshape([z, count * len]);
+    let places = partition(projection, lower, true);
+    let split = members.reshape([z * count, len]).gather(1, places).reshape([z, count * len]);
 
     let all_positions = positions.reshape([1, count * len]).expand([z, count * len]);
     // `order + (split - members)` at the nodes' positions: assignment in terms of the addition that all backends have.

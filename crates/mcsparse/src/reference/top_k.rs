@@ -1,8 +1,8 @@
 //! Exact top-K with a defined answer for ties.
 
-use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 
-use super::rows::{INDEX, arange};
+use super::rows::{INDEX, arange, permute_into};
 
 /// Indices of the `k` largest values of each row, in ascending order; among equal values the lowest index wins, and NaN
 /// counts as smaller than everything. The result does not depend on the sorting algorithm of the backend.
@@ -16,25 +16,32 @@ use super::rows::{INDEX, arange};
 ///
 /// If `k` is 0 or over `n`.
 pub fn top_k_indices(values: Tensor<2>, k: usize) -> Tensor<2, Int> {
+    partition_indices(values, k, false)
+}
+
+/// As [`top_k_indices`]; with `with_rest` the indices of the other values follow, in ascending order too: `[rows, n]`.
+///
+/// # Panics
+///
+/// If `k` is 0 or over `n`.
+pub fn partition_indices(values: Tensor<2>, k: usize, with_rest: bool) -> Tensor<2, Int> {
     let [rows, n] = values.dims();
-    assert!((1..=n).contains(&k), "top_k_indices: expected k from 1 to {n}, got {k}");
-    let device = values.device();
-    let columns = arange(n, &device).reshape([1, n]).expand([rows, n]);
+    assert!((1..=n).contains(&k), "partition_indices: expected k from 1 to {n}, got {k}");
+    let columns = arange(n, &values.device()).reshape([1, n]).expand([rows, n]);
     if k == n {
         return columns;
     }
+    // The j-th kept column goes to place j, the j-th of the others to place k + j.
     let keep = largest(values, k);
-    // The j-th kept column goes to place j; everything else to one spare place behind, which is cut off.
-    let place = keep.clone().int().cast(INDEX).cumsum(1).sub_scalar(1);
-    let destination = place.full_like(k as i64).mask_where(keep.clone(), place);
-    let kept_columns = columns.mask_fill(keep.bool_not(), 0);
-    Tensor::<2, Int>::zeros([rows, k + 1], (&device, INDEX))
-        .scatter(1, destination, kept_columns, IndexingUpdateOp::Add)
-        .slice_dim(1, 0..k)
+    let kept_before = keep.clone().int().cast(INDEX).cumsum(1);
+    let rest_place = columns.clone() - kept_before.clone() + k as i64;
+    let place = rest_place.mask_where(keep, kept_before.sub_scalar(1));
+    let order = permute_into(place, columns);
+    if with_rest { order } else { order.slice_dim(1, 0..k) }
 }
 
 /// Marks the `k` largest values of each row `[rows, n]`, ties to the lowest column, NaN last.
-pub(super) fn largest(values: Tensor<2>, k: usize) -> Tensor<2, burn::tensor::Bool> {
+fn largest(values: Tensor<2>, k: usize) -> Tensor<2, Bool> {
     let nan = values.clone().is_nan();
     let values = values.cast(DType::F32).mask_fill(nan, f32::NEG_INFINITY);
     let threshold = values.clone().sort_descending(1).slice_dim(1, k - 1..k).expand(values.dims());

@@ -79,7 +79,7 @@ pub(super) fn attend<E: Float>(
     let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
     let z = (batch * sizes.heads + head) as usize;
     let kv_head = (head / sizes.heads_per_kv) as usize;
-    let groups = (sizes.queries + sizes.group_size - 1) / sizes.group_size;
+    let groups = sizes.queries.div_ceil(sizes.group_size);
     let list = (z * groups as usize + group as usize) * sizes.keys as usize;
 
     let unit = UNIT_POS as usize;

@@ -2,6 +2,7 @@
 
 mod attend;
 mod launch;
+mod partition;
 
 use burn::{
     backend::{
@@ -15,11 +16,11 @@ use burn_cubecl::{CubeBackend, ops::numeric::empty_device_contiguous_dtype, tens
 
 use crate::{
     check::Problem,
-    ops::{McSparseOps, Stage},
+    ops::{McSparseOps, Route, Stage},
 };
 
 /// The kernel that takes `problem`, or why none does.
-pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> Result<&'static str, String> {
+pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> Result<Route, String> {
     match stage {
         Stage::Dense | Stage::Sparse => {
             if !problem.head_dim.is_multiple_of(attend::VECTOR) {
@@ -35,13 +36,18 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
                 let needed = tile.shared_bytes(problem.head_dim);
                 return Err(format!("{} bytes of shared memory, {needed} needed", hardware.max_shared_memory_size));
             }
-            Ok(if stage == Stage::Dense { "cube shared-memory tiles" } else { "cube gathered tiles" })
+            Ok(Route::Kernel(if stage == Stage::Dense { "cube shared-memory tiles" } else { "cube gathered tiles" }))
         }
-        Stage::Group | Stage::Select => Err("no CubeCL kernel for this stage yet".into()),
+        // Without the kernel the tensor operations would sort, which CubeCL backends do on the host.
+        Stage::Group | Stage::Select => Ok(Route::Composed("cube radix selection")),
     }
 }
 
 impl McSparseOps for CubeBackend {
+    fn mc_partition_indices(values: FloatTensor<Self>, k: usize, with_rest: bool) -> IntTensor<Self> {
+        partition::partition(values, k, with_rest)
+    }
+
     fn mc_dense_attention(
         query: FloatTensor<Self>,
         key: FloatTensor<Self>,

@@ -15,19 +15,19 @@ use burn::backend::{
 
 use crate::{
     check::Problem,
-    ops::{McSparseOps, Stage},
+    ops::{McSparseOps, Route, Stage},
     reference::{GroupOptions, SelectOptions},
 };
 use rows::{Rows, floats, index_values, indices};
 
 /// Every checked problem is taken: the kernels convert f16 and bf16 to f32 on the way in.
-pub(super) fn supports(stage: Stage, _problem: &Problem) -> Result<&'static str, String> {
-    Ok(match stage {
+pub(super) fn supports(stage: Stage, _problem: &Problem) -> Result<Route, String> {
+    Ok(Route::Kernel(match stage {
         Stage::Dense => "cpu tiles",
         Stage::Group => "cpu pddp",
         Stage::Select => "cpu column sums",
         Stage::Sparse => "cpu gathered tiles",
-    })
+    }))
 }
 
 impl McSparseOps for Flex {
