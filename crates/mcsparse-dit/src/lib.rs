@@ -3,6 +3,7 @@
 //! The [`wan`] module holds the Wan video transformer; every self-attention call of it goes through
 //! [`mcsparse::SelfAttention`], so dense attention and MC-Sparse are a matter of what the caller passes in.
 //! [`sampler`] has the flow-matching samplers, and [`denoise`] the loop that ties model, sampler and attention together.
+//! [`pretrained`] loads the small models of this repository.
 //!
 //! ```no_run
 //! use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -31,6 +32,7 @@
 mod check;
 mod denoise;
 mod load;
+pub mod pretrained;
 pub mod sampler;
 pub mod wan;
 

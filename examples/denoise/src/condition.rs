@@ -1,116 +1,79 @@
-//! The clips that the shipped model can be asked for.
+//! What one clip is denoised towards.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use burn::tensor::{Device, Tensor, TensorData};
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use burn::tensor::{Device, Tensor};
+use mcsparse_dit::LoadError;
+use mcsparse_dit::pretrained::{ConditionFile, RgbClip};
 
 use crate::clip::Clip;
 use crate::error::Error;
-use crate::presets::Preset;
 use crate::settings::Settings;
-
-const FILE: &str = "conditions.safetensors";
-
-/// The file with the tokens, and some of the real clips, of all conditions.
-pub struct ConditionFile {
-    path: PathBuf,
-    bytes: Vec<u8>,
-}
 
 /// What one clip is denoised towards.
 pub struct Condition {
     /// `[1, tokens, token size]`.
     pub tokens: Tensor<3>,
-    /// The real clip in the size of the denoised one, where the file has it.
+    /// The real clip in the size of the denoised one, where it is known.
     pub clip: Option<Clip>,
 }
 
-impl ConditionFile {
-    /// Reads the file in the folder of weights.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Run`] naming the file.
-    pub fn open(weights: &Path) -> Result<Self, Error> {
-        let path = weights.join(FILE);
-        let bytes = std::fs::read(&path).map_err(|error| {
-            Error::run(format!("conditions {}", path.display()), format!("{error}; --weights names the folder"))
-        })?;
-        SafeTensors::deserialize(&bytes).map_err(|error| Error::run(path.display(), error))?;
-        Ok(Self { path, bytes })
-    }
-
-    /// The conditions of one model, in order, each with whether its real clip is there.
-    pub fn names(&self, preset: &Preset) -> Vec<(String, bool)> {
-        let all = self.tensors().names().into_iter().map(str::to_owned).collect::<Vec<_>>();
-        let suffix = format!(".{}", preset.name);
-        let mut names: Vec<_> = all
-            .iter()
-            .filter_map(|tensor| tensor.strip_suffix(&suffix))
-            .map(|name| (name.to_owned(), all.contains(&format!("{name}.clip"))))
-            .collect();
-        names.sort();
-        names
-    }
-
-    /// Refuses a condition that is not there.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Option`] with the names of all that are.
-    pub fn check(&self, settings: &Settings) -> Result<(), Error> {
-        let names: Vec<_> = self.names(settings.preset).into_iter().map(|(name, _)| name).collect();
-        if names.contains(&settings.condition) {
-            return Ok(());
+/// Reads the file in the folder of weights.
+///
+/// # Errors
+///
+/// [`Error::Run`] naming the file.
+pub fn open(weights: &Path) -> Result<ConditionFile, Error> {
+    ConditionFile::open(weights).map_err(|error| match error {
+        LoadError::Io { path, source } => {
+            Error::run(format!("conditions {}", path.display()), format!("{source}; --weights names the folder"))
         }
-        Err(Error::option("--condition", format!("one of {}", names.join(", ")), &settings.condition))
-    }
+        error => error.into(),
+    })
+}
 
-    /// The condition of `settings`.
+/// Refuses a condition that is not there.
+///
+/// # Errors
+///
+/// [`Error::Option`] with the names of all that are.
+pub fn check(file: &ConditionFile, settings: &Settings) -> Result<(), Error> {
+    let names = file.names(settings.preset.name);
+    if settings.options.first.is_some() || names.contains(&settings.condition) {
+        return Ok(());
+    }
+    Err(Error::option("--condition", format!("one of {}", names.join(", ")), &settings.condition))
+}
+
+impl Condition {
+    /// The condition of `settings`, which [`check`] has let pass.
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if there is none of that name, [`Error::Run`] if the file has something else than expected.
-    pub fn condition(&self, settings: &Settings, device: &Device) -> Result<Condition, Error> {
-        self.check(settings)?;
+    /// [`Error::Run`] if the file has something else than expected.
+    pub fn load(file: &ConditionFile, settings: &Settings, device: &Device) -> Result<Self, Error> {
         let name = &settings.condition;
-        let tensors = self.tensors();
-        let view = tensors.tensor(&format!("{name}.{}", settings.preset.name)).expect("checked above");
-        let [tokens, size] = self.shape(name, &view, Dtype::F32)?;
-        let values = view.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes")));
-        let data = TensorData::new(values.collect::<Vec<_>>(), [1, tokens, size]);
-        let clip = tensors.tensor(&format!("{name}.clip")).ok();
-        Ok(Condition {
-            tokens: Tensor::from_data(data, device),
-            clip: clip.map(|view| self.clip(name, &view, settings)).transpose()?,
-        })
+        let tokens = file.tokens(name, settings.preset.name, device)?;
+        let clip = file.clip(name)?.map(|clip| {
+            real(&clip, settings).map_err(|got| Error::run(file.path().display(), format!("{name}: {got}")))
+        });
+        Ok(Self { tokens, clip: clip.transpose()? })
     }
+}
 
-    /// The frames of a clip that the model is asked for, made as small as the model's.
-    fn clip(&self, name: &str, view: &TensorView<'_>, settings: &Settings) -> Result<Clip, Error> {
-        let [channels, frames, height, width] = self.shape(name, view, Dtype::U8)?;
-        let side = settings.preset.side;
-        if channels != 3 || frames < settings.frames || height != width || height % side != 0 {
-            let got = format!("a clip of [{channels}, {frames}, {height}, {width}] for frames of {side} x {side}");
-            return Err(Error::run(self.path.display(), format!("{name}: {got}")));
+/// The frames that the model is asked for, made as small as the model's; or what is wrong with them.
+fn real(clip: &RgbClip, settings: &Settings) -> Result<Clip, String> {
+    let RgbClip { frames, height, width, .. } = *clip;
+    let side = settings.preset.side;
+    if frames < settings.frames || height != width || height % side != 0 {
+        return Err(format!("a clip of [3, {frames}, {height}, {width}] for frames of {side} x {side}"));
+    }
+    let mut values = Vec::with_capacity(clip.bytes.len());
+    for frame in 0..frames {
+        for colour in 0..3 {
+            let bytes = clip.frame(frame).iter().skip(colour).step_by(3);
+            values.extend(bytes.map(|&byte| f32::from(byte) / 255.0));
         }
-        let plane = height * width;
-        let planes = (0..frames).flat_map(|frame| (0..3).map(move |channel| (channel * frames + frame) * plane));
-        let bytes = planes.flat_map(|start| &view.data()[start..start + plane]);
-        let values = bytes.map(|&byte| f32::from(byte) / 255.0).collect();
-        Ok(Clip::new([frames, height, width], values).first(settings.frames).shrunk(side))
     }
-
-    fn shape<const D: usize>(&self, name: &str, view: &TensorView<'_>, dtype: Dtype) -> Result<[usize; D], Error> {
-        let shape = <[usize; D]>::try_from(view.shape()).ok().filter(|_| view.dtype() == dtype);
-        shape.ok_or_else(|| {
-            let got = format!("{name}: expected {D} axes of {dtype:?}, got {:?} of {:?}", view.shape(), view.dtype());
-            Error::run(self.path.display(), got)
-        })
-    }
-
-    fn tensors(&self) -> SafeTensors<'_> {
-        SafeTensors::deserialize(&self.bytes).expect("checked on opening")
-    }
+    Ok(Clip::new([frames, height, width], values).first(settings.frames).shrunk(side))
 }

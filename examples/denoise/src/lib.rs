@@ -8,6 +8,7 @@ pub mod condition;
 pub mod device;
 pub mod error;
 pub mod files;
+pub mod images;
 pub mod media;
 pub mod method;
 pub mod metrics;
@@ -23,9 +24,9 @@ pub mod table;
 use std::path::PathBuf;
 
 use clip::Clip;
-use condition::ConditionFile;
+use condition::Condition;
+use images::Images;
 use media::Panel;
-use model::ClipModel;
 use report::{Quality, Report, ToReal};
 use run::Job;
 use settings::Settings;
@@ -44,21 +45,25 @@ const GAIN: f32 = 5.0;
 /// [`Error::Run`] for anything that fails afterwards.
 pub fn start(options: &Options) -> Result<(), Error> {
     let settings = Settings::resolve(options)?;
-    let conditions = ConditionFile::open(&options.weights)?;
+    let conditions = condition::open(&options.weights)?;
     if options.list_conditions {
-        for (name, filmed) in conditions.names(settings.preset) {
-            println!("{name}{}", if filmed { " (with a real clip)" } else { "" });
+        for name in conditions.names(settings.preset.name) {
+            println!("{name}{}", if conditions.has_clip(&name) { " (with a real clip)" } else { "" });
         }
         return Ok(());
     }
-    conditions.check(&settings)?;
+    condition::check(&conditions, &settings)?;
+    let images = Images::read(&settings)?;
     // The long run comes last: whatever can fail has its chance before.
     let json = options.json.clone().unwrap_or_else(|| options.out.join("report.json"));
     files::writable_folder(&options.out)?;
     files::writable_folder(files::folder_of(&json))?;
     let device = options.device.open(options.dtype)?;
-    let model = ClipModel::load(&settings, &device)?;
-    let condition = conditions.condition(&settings, &device)?;
+    let model = model::load(&settings, &device)?;
+    let condition = match images {
+        Some(images) => Condition { tokens: images.tokens(&model, &device)?, clip: None },
+        None => Condition::load(&conditions, &settings, &device)?,
+    };
     remark(options, format_args!("{} tokens, steps {}", settings.tokens, settings.plan));
 
     let job = Job::new(&settings, &device, &model, condition.tokens);

@@ -4,13 +4,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
+use mcsparse_dit::pretrained;
 use serde::Serialize;
 
 use crate::device::{DType, DeviceName};
 use crate::presets::{DEFAULT_SIZE, Size, overview};
-
-/// Where the shipped weights are, whatever the current folder.
-pub const SHIPPED_WEIGHTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/mcsparse-dit/weights");
 
 /// The method that denoises the dense clip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -70,6 +68,14 @@ pub struct Options {
     #[arg(long, value_name = "NAME")]
     pub condition: Option<String>,
 
+    /// Image that the clip begins with, in place of a condition by name: PNG or GIF, cut to a square
+    #[arg(long, value_name = "IMAGE", requires = "last", conflicts_with = "condition")]
+    pub first: Option<PathBuf>,
+
+    /// Image that the clip ends with
+    #[arg(long, value_name = "IMAGE", requires = "first", conflicts_with = "condition")]
+    pub last: Option<PathBuf>,
+
     /// The first frames of the clip only; the model was trained on all and does worse on fewer
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     pub frames: Option<usize>,
@@ -127,7 +133,7 @@ pub struct Options {
     pub kernels: KernelsName,
 
     /// Folder with the weights [default: those of this repository]
-    #[arg(long, value_name = "DIR", default_value = SHIPPED_WEIGHTS, hide_default_value = true)]
+    #[arg(long, value_name = "DIR", default_value = pretrained::folder().as_os_str(), hide_default_value = true)]
     pub weights: PathBuf,
 
     /// Folder for the files

@@ -69,7 +69,7 @@ static SMALL: Preset = Preset {
     layers: 10,
     defaults: Defaults {
         frames: 16,
-        steps: 10,
+        steps: 20,
         density: 0.15,
         warm_up: 0.2,
         group_size: 128,

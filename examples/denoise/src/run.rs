@@ -5,13 +5,13 @@ use std::time::Duration;
 use burn::tensor::{Device, Tensor, TensorData};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use mcsparse::{McSparseConfig, Schedule};
+use mcsparse_dit::pretrained::ClipModel;
 use mcsparse_dit::sampler::{FlowEuler, Sampler, UniPc};
 use mcsparse_dit::{Conditions, denoise};
 
 use crate::clip::Clip;
 use crate::error::Error;
 use crate::method::{Method, synced_now};
-use crate::model::ClipModel;
 use crate::noise::normal;
 use crate::options::{Baseline, SamplerName};
 use crate::report::ArmReport;

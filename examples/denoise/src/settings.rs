@@ -77,7 +77,10 @@ impl Settings {
         config.validate().map_err(named)?;
         let plan = config.schedule.plan(steps).map_err(named)?;
         let budget = config.budget_for(tokens).map_err(named)?;
-        let condition = options.condition.clone().unwrap_or_else(|| defaults.condition.into());
+        let condition = match (&options.first, &options.last) {
+            (Some(first), Some(last)) => format!("{} to {}", first.display(), last.display()),
+            _ => options.condition.clone().unwrap_or_else(|| defaults.condition.into()),
+        };
         Ok(Self { options: options.clone(), preset, condition, frames, tokens, steps, guidance, config, plan, budget })
     }
 

@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 use burn::tensor::Device;
 use image::AnimationDecoder;
 use image::codecs::gif::GifDecoder;
+use mcsparse_dit::pretrained::{self, ConditionFile};
 use mcsparse_dit::wan::WanConfig;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -88,6 +89,8 @@ fn bad_options_end_with_2_before_anything_is_loaded() {
     // No weights anywhere: a message about them would mean that the option was looked at too late.
     for (arguments, expected) in [
         ("--steps 0", "--steps"),
+        ("--first a.png", "--last <IMAGE>"),
+        ("--first a.png --last b.png --condition bunny", "cannot be used with"),
         ("--steps", "--steps"),
         ("--density 2", "--density: expected above 0 and at most 1, got 2"),
         ("--density 0.1 --keys 5", "cannot be used with"),
@@ -239,5 +242,34 @@ fn the_shipped_nano_model_makes_the_clip_both_ways() {
     for arm in ["dense", "sparse"] {
         let near = quality["to_real"][arm]["of_mean_error"].as_f64().unwrap();
         assert!(near > 18.0, "{arm}: {near} dB");
+    }
+}
+
+#[test]
+fn two_images_stand_in_for_the_condition_made_from_them() {
+    let folder = TempDir::new().unwrap();
+    let clip = ConditionFile::open(pretrained::folder()).unwrap().clip(CONDITION).unwrap().unwrap();
+    for (name, frame) in [("first.png", 0), ("last.png", 7)] {
+        let image = image::RgbImage::from_raw(128, 128, clip.frame(frame).to_vec()).unwrap();
+        // Borders at left and right, which the middle square leaves out.
+        let mut wide = image::RgbImage::new(192, 128);
+        image::imageops::replace(&mut wide, &image, 32, 0);
+        wide.save(folder.path().join(name)).unwrap();
+    }
+    let report = |condition: &str| {
+        success(&format!("--size nano --steps 4 {condition} --out {}", condition.len()), folder.path());
+        json(folder.path().join(condition.len().to_string()).join("report.json"))
+    };
+    let (named, own) = (report("--condition bunny"), report("--first first.png --last last.png"));
+    assert_eq!(own["run"]["condition"], "first.png to last.png");
+    assert_eq!(own["quality"]["to_real"], Value::Null);
+    let near = |report: &Value| report["quality"]["psnr"]["of_mean_error"].as_f64().unwrap();
+    assert!((near(&named) - near(&own)).abs() < 0.5, "{} {} dB", near(&named), near(&own));
+
+    fs::write(folder.path().join("text.png"), "no image").unwrap();
+    for image in ["nowhere.png", "text.png"] {
+        let (code, message) = failure(&format!("--size nano --first first.png --last {image}"), folder.path());
+        assert_eq!(code, 1, "{message}");
+        assert!(message.contains(&format!("image {image}: ")), "{message}");
     }
 }

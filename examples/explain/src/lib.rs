@@ -3,7 +3,6 @@
 pub mod canvas;
 pub mod charts;
 pub mod kept;
-pub mod model;
 pub mod observe;
 pub mod options;
 pub mod pictures;
@@ -11,8 +10,9 @@ pub mod report;
 
 use burn::tensor::{Device, Tensor};
 use mcsparse::Schedule;
+use mcsparse_dit::pretrained::ClipModel;
 
-use crate::{kept::Head, model::Model, observe::Tap, options::Options, pictures::Clip, report::Masses};
+use crate::{kept::Head, observe::Tap, options::Options, pictures::Clip, report::Masses};
 
 /// Whatever goes wrong, in words.
 pub type Error = Box<dyn std::error::Error>;
@@ -27,9 +27,9 @@ pub struct Porting;
 /// # Errors
 ///
 /// If an option does not fit the model, the model refuses the condition, or a picture cannot be written.
-pub fn explain(model: &Model, condition: Tensor<3>, options: &Options, device: &Device) -> Result<(), Error> {
+pub fn explain(model: &ClipModel, condition: Tensor<3>, options: &Options, device: &Device) -> Result<(), Error> {
     let Options { steps, step, density, .. } = *options;
-    let (layer_count, head_count, grid) = model.sizes()?;
+    let (layer_count, head_count, grid) = (model.layers(), model.heads(), model.grid());
     let tokens = grid.iter().product();
     options.check(layer_count, head_count, grid)?;
     let tile = [options.tile[0], options.tile[1], options.tile[2]];
@@ -96,20 +96,22 @@ pub fn explain(model: &Model, condition: Tensor<3>, options: &Options, device: &
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use mcsparse_dit::wan::WanConfig;
+    use mcsparse_dit::pretrained::ClipConfig;
 
     use super::*;
 
     const TINY: &str = r#"{"patch_size": [1, 4, 4], "num_attention_heads": 2, "attention_head_dim": 16,
         "in_channels": 6, "out_channels": 3, "text_dim": 8, "freq_dim": 16, "ffn_dim": 32, "num_layers": 2,
         "cross_attn_norm": true, "rope_max_seq_len": 64}"#;
+    const SAMPLING: &str = r#"{"frames": 8, "height": 32, "width": 32, "video_channels": 3, "coordinate_channels": 3,
+        "flow_shift": 3.0, "timestep_scale": 1000}"#;
 
     #[test]
     fn an_untrained_model_gives_all_pictures() {
         let device = Device::default();
-        let config: WanConfig = serde_json::from_str(TINY).unwrap();
-        let sampling = model::Sampling { frames: 8, height: 32, width: 32, video_channels: 3, flow_shift: 3.0 };
-        let model = Model::new(config.init(&device), sampling, &device);
+        let network = serde_json::from_str(TINY).unwrap();
+        let sampling = serde_json::from_str(SAMPLING).unwrap();
+        let model = ClipConfig { network, sampling }.init(&device).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().to_str().unwrap();
         let arguments = "explain --steps 6 --step 3 --layers 1,0 --tile 1,4,4 --out";

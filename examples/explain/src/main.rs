@@ -2,9 +2,10 @@
 
 use std::process::ExitCode;
 
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use clap::Parser;
-use explain::{Error, explain, model, options::Options};
+use explain::{Error, explain, options::Options};
+use mcsparse_dit::pretrained::{ClipModel, ConditionFile};
 
 fn main() -> ExitCode {
     match run(&Options::parse()) {
@@ -18,8 +19,7 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<(), Error> {
     let device = Device::default();
-    let model = model::Model::load(&options.weights.join(&options.size), &device)?;
-    let conditions = options.weights.join("conditions.safetensors");
-    let condition = model::condition(&conditions, &options.condition, &options.size, &device)?;
+    let model = ClipModel::load(options.weights.join(&options.size), DType::F32, &device)?;
+    let condition = ConditionFile::open(&options.weights)?.tokens(&options.condition, &options.size, &device)?;
     explain(&model, condition, options, &device)
 }

@@ -7,10 +7,11 @@ use indicatif::ProgressIterator;
 use mcsparse::{DenseAttention, SelfAttention};
 use mcsparse_dit::{
     VelocityModel,
+    pretrained::ClipModel,
     sampler::{FlowEuler, Sampler},
 };
 
-use crate::{Error, model::Model};
+use crate::Error;
 
 /// Dense attention that keeps what some layers are given at some steps.
 #[derive(Debug, Default)]
@@ -61,7 +62,7 @@ impl SelfAttention for Tap {
 ///
 /// Those of the model and the sampler.
 pub fn run(
-    model: &Model,
+    model: &ClipModel,
     condition: Tensor<3>,
     steps: usize,
     until: usize,
@@ -71,7 +72,7 @@ pub fn run(
 ) -> Result<Tensor<5>, Error> {
     device.seed(seed);
     let mut clip = Tensor::random(model.shape(), Distribution::Normal(0.0, 1.0), device);
-    let mut sampler = FlowEuler::uniform(steps, model.sampling.flow_shift)?;
+    let mut sampler = FlowEuler::uniform(steps, model.flow_shift())?;
     let (timesteps, sigmas) = (sampler.schedule().timesteps().to_vec(), sampler.schedule().sigmas().to_vec());
     let prepared = model.prepare(condition, model.shape())?;
     let mut expected = clip.clone();

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
+use mcsparse_dit::pretrained;
 
 /// Draws the pictures of docs/method.md from a run of the shipped model.
 #[derive(Parser, Debug, Clone)]
@@ -12,7 +13,7 @@ pub struct Options {
     #[arg(long, default_value = "small")]
     pub size: String,
     /// Folder of the weights of all sizes and of conditions.safetensors.
-    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/mcsparse-dit/weights"))]
+    #[arg(long, default_value = pretrained::folder().as_os_str())]
     pub weights: PathBuf,
     /// What is denoised: a name in conditions.safetensors.
     #[arg(long, default_value = "bunny")]

@@ -15,10 +15,10 @@ pub enum LoadError {
         /// What the system says.
         source: std::io::Error,
     },
-    /// A `config.json` that is none, or one of a model that is not supported.
+    /// A `config.json` or `sampling.json` that is none, or one of a model that is not supported.
     #[error("{}: {reason}", path.display())]
     Config {
-        /// The file.
+        /// The file, or the folder of two that do not fit each other.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
@@ -47,6 +47,18 @@ pub enum LoadError {
         /// Every tensor at fault.
         mismatch: Mismatch,
     },
+    /// A name that a file of conditions does not have.
+    #[error("{}: no condition {name} for size {size}; there are {}", path.display(), listed(names))]
+    UnknownCondition {
+        /// The file.
+        path: PathBuf,
+        /// The name that was asked for.
+        name: String,
+        /// The size of the model that it was asked for.
+        size: String,
+        /// All names that the file has for that size.
+        names: Vec<String>,
+    },
     /// A setting out of range.
     #[error(transparent)]
     Setting(#[from] mcsparse::Error),
@@ -57,9 +69,17 @@ impl LoadError {
         Self::Io { path: path.into(), source }
     }
 
+    pub(crate) fn config(path: &Path, reason: impl Display) -> Self {
+        Self::Config { path: path.into(), reason: reason.to_string() }
+    }
+
     pub(crate) fn format(path: &Path, reason: impl Display) -> Self {
         Self::Format { path: path.into(), reason: reason.to_string() }
     }
+}
+
+fn listed(names: &[String]) -> String {
+    if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
 /// The tensors that do not fit a model, by their names in the file.
