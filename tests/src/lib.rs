@@ -7,7 +7,7 @@ pub mod snippet;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use proptest::prelude::{ProptestConfig, Strategy, prop_oneof};
 
-/// The device under test: `BURN_DEVICE` (`flex`, `wgpu`, `cuda`, `cpu`), Flex if unset.
+/// The device under test: `BURN_DEVICE` (`flex`, `wgpu`, `cuda` and so on, Burn's features), Flex if unset.
 ///
 /// # Panics
 ///
@@ -19,6 +19,14 @@ pub fn device() -> Device {
         "flex" => Device::flex(),
         #[cfg(feature = "wgpu")]
         "wgpu" => Device::wgpu(burn::tensor::DeviceKind::DefaultDevice),
+        #[cfg(feature = "vulkan")]
+        "vulkan" => Device::vulkan(burn::tensor::DeviceKind::DefaultDevice),
+        #[cfg(feature = "webgpu")]
+        "webgpu" => Device::webgpu(burn::tensor::DeviceKind::DefaultDevice),
+        #[cfg(feature = "metal")]
+        "metal" => Device::metal(burn::tensor::DeviceKind::DefaultDevice),
+        #[cfg(feature = "rocm")]
+        "rocm" => Device::rocm(0),
         #[cfg(feature = "cuda")]
         "cuda" => Device::cuda(0),
         #[cfg(feature = "cpu")]
@@ -27,7 +35,7 @@ pub fn device() -> Device {
     }
 }
 
-/// Whether the device under test is the slow software Vulkan one, where fewer random cases are tried.
+/// Whether the device under test is Flex. On others, software Vulkan above all, fewer random cases are tried.
 pub fn is_flex() -> bool {
     std::env::var("BURN_DEVICE").map_or(true, |name| name == "flex")
 }
@@ -77,7 +85,7 @@ impl Shape {
 /// Random small shapes, the awkward ones (1 token, one below and above a group, head sizes of no power of two) included.
 pub fn shapes() -> impl Strategy<Value = Shape> {
     let tokens = prop_oneof![1usize..4, 4usize..150];
-    let dims = proptest::sample::select(vec![16usize, 24, 64, 72, 80, 128]);
+    let dims = proptest::sample::select(vec![1usize, 16, 18, 24, 64, 72, 80, 96, 128, 132, 160, 192, 256]);
     (1usize..4, 1usize..3, 1usize..3, tokens, dims, 1usize..40, -1i32..2, 0u64..u64::MAX).prop_map(
         |(batch, kv_heads, shared, tokens, head_dim, group_size, near, seed)| {
             // One case in three has a group size right at the number of tokens.

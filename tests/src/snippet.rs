@@ -2,7 +2,7 @@
 #![allow(missing_docs)]
 
 use burn::{module::Module, nn::Linear, tensor::Tensor};
-use mcsparse::{Error, McSparseAttention, McSparseConfig, MetaCache, Schedule}; // (1)
+use mcsparse::{Error, McSparseAttention, MetaCache}; // (1)
 
 #[derive(Module, Debug)]
 pub struct SelfAttention {
@@ -24,14 +24,13 @@ impl SelfAttention {
 }
 
 pub fn denoise(blocks: &[SelfAttention], mut x: Tensor<3>, steps: usize) -> Result<Tensor<3>, Error> {
-    let config = McSparseConfig::density(0.15).with_schedule(Schedule::warm_up(steps / 5)); // (5)
-    let mut cache = MetaCache::new(&config, steps)?; // (6)
+    let mut cache = MetaCache::new(blocks[0].sparse.config(), steps)?; // (5)
     for step in 0..steps {
-        cache.begin_step(step)?; // (7)
+        cache.begin_step(step)?; // (6)
         for block in blocks {
             x = block.forward(x, &mut cache)?;
         }
     }
-    println!("{}", cache.report());
+    println!("{}", cache.finish()?); // (7)
     Ok(x)
 }

@@ -70,8 +70,8 @@ pub(crate) fn forward(
     value: Tensor<4>,
     cache: &mut MetaCache,
 ) -> Result<Tensor<4>, Error> {
-    let call = cache.enter(layer)?;
-    let autodiff = query.is_autodiff();
+    let call = cache.enter(layer, &config.schedule)?;
+    let autodiff = query.is_autodiff() || key.is_autodiff() || value.is_autodiff();
     let (query, key, value) = (query.without_autodiff(), key.without_autodiff(), value.without_autodiff());
     let problem = Problem::of_self_attention(&query, &key, &value)?;
     let budget = config.budget_for(problem.queries)?;
@@ -107,7 +107,7 @@ pub(crate) fn forward(
     let dense_pairs = (problem.batch * problem.heads) as f64 * (problem.queries as f64).powi(2);
     let share = match kind {
         StepKind::Dense => 1.0,
-        StepKind::Anchor => 1.5 + budget.reuse_density(),
+        StepKind::Anchor => budget.anchor_density(),
         StepKind::Reuse => budget.reuse_density(),
     };
     cache.report_mut().add_pairs(share * dense_pairs, dense_pairs);

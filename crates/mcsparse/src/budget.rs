@@ -28,7 +28,7 @@ pub struct SinkTokens {
 impl SinkTokens {
     /// Number of sink tokens.
     pub fn len(&self) -> usize {
-        self.prefix + self.suffix
+        self.prefix.saturating_add(self.suffix)
     }
 
     /// Whether there are none.
@@ -89,6 +89,13 @@ impl Budget {
         ((n - s) * self.keys as f64 + s * n) / (n * n)
     }
 
+    /// Work of an anchor step as a share of dense attention: dense attention itself, the scores of the grouped rows once
+    /// more (half of their attention), and their sparse attention for the residual.
+    pub fn anchor_density(&self) -> f64 {
+        let (n, rows) = (self.tokens as f64, (self.tokens - self.sinks) as f64);
+        1.0 + 0.5 * rows / n + rows * self.keys as f64 / (n * n)
+    }
+
     /// Kept keys as a share of all keys, sinks included.
     pub fn key_density(&self) -> f64 {
         self.keys as f64 / self.tokens as f64
@@ -127,6 +134,7 @@ mod tests {
         assert_eq!((on_top.keys, on_top.sinks), (30, 10));
         assert!((on_top.reuse_density() - (90.0 * 30.0 + 10.0 * 100.0) / 1e4).abs() < 1e-12);
         assert!((on_top.selected_density() - 0.2).abs() < 1e-12);
+        assert!((on_top.anchor_density() - (1.0 + 0.45 + 0.27)).abs() < 1e-12);
         let within = Budget::resolve(KeyBudget::Density(0.2), sink(4, 6, true), 100).unwrap();
         assert_eq!(within.keys, 20);
         let all = Budget::resolve(KeyBudget::Density(1.0), sink(4, 6, false), 100).unwrap();
@@ -149,5 +157,6 @@ mod tests {
         assert!(message(KeyBudget::Keys(5), sink(3, 3, false), 9).starts_with("keys: expected 1 to 3"));
         assert!(message(KeyBudget::Keys(5), sink(3, 3, true), 9).starts_with("keys: expected at least the 6 sink"));
         assert!(message(KeyBudget::Density(0.5), sink(3, 6, true), 9).starts_with("sink: expected fewer than the 9"));
+        assert!(message(KeyBudget::Density(0.5), sink(usize::MAX, 2, true), 9).starts_with("sink: expected fewer"));
     }
 }

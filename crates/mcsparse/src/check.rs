@@ -52,6 +52,10 @@ impl Problem {
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(Error::tensor("query", "dtype f32, f16 or bf16", format!("{dtype:?}")));
         }
+        let device = query.device();
+        if !device.supports_dtype(dtype) {
+            return Err(Error::tensor("query", format!("a dtype that {device:?} supports"), format!("{dtype:?}")));
+        }
         if key_batch != batch || key_dim != head_dim || keys == 0 || kv_heads == 0 || heads % kv_heads != 0 {
             return Err(Error::tensor(
                 "key",
@@ -62,7 +66,6 @@ impl Problem {
         if value.dims() != key.dims() {
             return Err(Error::tensor("value", format!("the shape of key, {}", shape(key)), shape(value)));
         }
-        let device = query.device();
         for (name, tensor) in [("key", key), ("value", value)] {
             if tensor.dtype() != dtype {
                 return Err(Error::tensor(

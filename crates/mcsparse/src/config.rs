@@ -89,7 +89,9 @@ impl McSparseConfig {
             return Err(Error::config("workspace_bytes", "at least 1", 0));
         }
         match self.scale {
-            Some(scale) if !scale.is_finite() => Err(Error::config("scale", "a finite number", scale)),
+            Some(scale) if !(scale as f32).is_finite() => {
+                Err(Error::config("scale", "a number that is finite in f32", scale))
+            }
             _ => Ok(()),
         }
     }
@@ -115,7 +117,10 @@ impl McSparseConfig {
     ///
     /// See [`Budget::resolve`].
     pub fn effective_density(&self, plan: &Plan, layers: usize, tokens: usize) -> Result<f64, Error> {
-        let sparse = plan.effective_density(self.budget_for(tokens)?.reuse_density());
+        if layers == 0 {
+            return Err(Error::config("layers", "at least 1", 0));
+        }
+        let sparse = plan.effective_density(&self.budget_for(tokens)?);
         let dense = (0..layers).filter(|l| self.dense_layers.contains(l)).count() as f64;
         let layers = layers as f64;
         Ok((dense + (layers - dense) * sparse) / layers)

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Budget, Error};
+
+/// More steps than any run has; a plan keeps one kind for each.
+const MAX_STEPS: usize = 1_000_000;
 
 /// What one layer does at one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -33,6 +36,8 @@ pub enum Anchors {
     Every(usize),
     /// At exactly these steps, counted from 0.
     At(Vec<usize>),
+    /// Nowhere: the slots come from a file ([`crate::MetaCache::load`]), and every step past warm-up reuses them.
+    Loaded,
 }
 
 /// The recipe for a run of any number of steps; [`Schedule::plan`] turns it into the kinds of one run.
@@ -72,8 +77,8 @@ impl Schedule {
     /// [`Error::InvalidConfig`] if the run has no steps, no step is left to reuse the cache (a run that would be dense
     /// without saying so), an anchor lies outside the run, or a step would reuse the cache before any anchor.
     pub fn plan(&self, steps: usize) -> Result<Plan, Error> {
-        if steps == 0 {
-            return Err(Error::config("steps", "at least 1", steps));
+        if !(1..=MAX_STEPS).contains(&steps) {
+            return Err(Error::config("steps", format!("1 to {MAX_STEPS}"), steps));
         }
         let warm_up = match self.warm_up {
             WarmUp::Steps(n) => n,
@@ -93,6 +98,7 @@ impl Schedule {
             Anchors::Every(0) => return Err(Error::config("anchors", "an interval of at least 1 step", 0)),
             Anchors::Every(n) => (first..steps).step_by(*n).collect(),
             Anchors::At(at) => at.clone(),
+            Anchors::Loaded => Vec::new(),
         };
         if let Some(outside) = anchors.iter().find(|&&a| a >= steps) {
             return Err(Error::config("anchors", format!("steps below {steps}"), outside));
@@ -108,6 +114,7 @@ impl Schedule {
         let first_reuse = kinds.iter().position(|&k| k == StepKind::Reuse);
         match (first_anchor, first_reuse) {
             (Some(anchor), Some(reuse)) if anchor < reuse => Ok(Plan { kinds }),
+            (None, Some(_)) if self.anchors == Anchors::Loaded => Ok(Plan { kinds }),
             (_, None) => Err(Error::config("anchors", "at least one step that is no anchor after warm-up", "none")),
             (anchor, Some(reuse)) => Err(Error::config(
                 "anchors",
@@ -145,14 +152,13 @@ impl Plan {
         (0..=step.min(self.steps() - 1)).rev().find(|&s| self.kinds[s] == StepKind::Anchor)
     }
 
-    /// Attention work of the whole run as a share of a dense run, for layers that follow this plan and reuse at
-    /// `reuse_density`: a dense step counts 1, an anchor `1.5 + reuse_density` (dense, the scores once more, the sparse
-    /// pass for the residual), a reuse step `reuse_density`.
-    pub fn effective_density(&self, reuse_density: f64) -> f64 {
+    /// Attention work of the whole run as a share of a dense run, for layers that follow this plan with `budget`: a dense
+    /// step counts 1, an anchor [`Budget::anchor_density`], a reuse step [`Budget::reuse_density`].
+    pub fn effective_density(&self, budget: &Budget) -> f64 {
         let work = |kind: &StepKind| match kind {
             StepKind::Dense => 1.0,
-            StepKind::Anchor => 1.5 + reuse_density,
-            StepKind::Reuse => reuse_density,
+            StepKind::Anchor => budget.anchor_density(),
+            StepKind::Reuse => budget.reuse_density(),
         };
         self.kinds.iter().map(work).sum::<f64>() / self.steps() as f64
     }
@@ -190,7 +196,8 @@ mod tests {
         assert_eq!(plan.to_string(), format!("{}A{} (9 dense, 1 anchor, 40 reuse)", "d".repeat(9), "r".repeat(40)));
         assert_eq!(plan.anchor_before(30), Some(9));
         assert_eq!(plan.anchor_before(8), None);
-        assert!((plan.effective_density(0.15) - (9.0 + 1.65 + 40.0 * 0.15) / 50.0).abs() < 1e-12);
+        let budget = Budget { tokens: 100, sinks: 0, keys: 15 };
+        assert!((plan.effective_density(&budget) - (9.0 + 1.65 + 40.0 * 0.15) / 50.0).abs() < 1e-12);
     }
 
     #[test]
@@ -210,12 +217,14 @@ mod tests {
         assert!(at.to_string().starts_with("AdrrAr"));
         let none = Schedule::warm_up(0).plan(3).unwrap();
         assert!(none.to_string().starts_with("Arr"));
+        let loaded = Schedule::warm_up(1).with_anchors(Anchors::Loaded).plan(3).unwrap();
+        assert!(loaded.to_string().starts_with("drr"));
     }
 
     #[test]
     fn refusals_name_the_argument() {
         let message = |s: Schedule, n| s.plan(n).unwrap_err().to_string();
-        assert!(message(Schedule::default(), 0).starts_with("steps: expected at least 1, got 0"));
+        assert!(message(Schedule::default(), 0).starts_with("steps: expected 1 to 1000000, got 0"));
         assert!(message(Schedule::warm_up(10), 4).starts_with("warm_up: expected fewer than the 4 steps"));
         let schedule = |anchors| Schedule::warm_up(2).with_anchors(anchors);
         assert!(message(schedule(Anchors::Every(0)), 9).contains("anchors: expected an interval"));

@@ -35,10 +35,11 @@ impl<'a> Run<'a> {
             tokens: self.problem.queries,
             head_dim: self.problem.head_dim,
             dtype: format!("{:?}", self.problem.dtype),
-            group_size: self.config.group_size,
+            group_size: self.group_size(),
             sink_prefix: self.config.sink.prefix,
             sink_suffix: self.config.sink.suffix,
             kept_keys: self.budget.keys,
+            scale: self.scale.to_string(),
         }
     }
 
@@ -70,7 +71,7 @@ impl<'a> Run<'a> {
         let grouped = rows.dims()[2];
 
         let options = GroupOptions {
-            group_size: self.config.group_size,
+            group_size: self.group_size(),
             power_iterations: self.config.power_iterations,
             seed: self.config.seed,
             workspace_bytes: self.config.workspace_bytes,
@@ -78,7 +79,7 @@ impl<'a> Run<'a> {
         let order = self.stage(Stage::Group, grouped, cache, |route| ops::group_queries(route, rows.clone(), options));
 
         let options = SelectOptions {
-            group_size: self.config.group_size,
+            group_size: self.group_size(),
             keys: self.budget.keys,
             sink_prefix: self.config.sink.prefix,
             sink_suffix: self.config.sink.suffix,
@@ -135,13 +136,18 @@ impl<'a> Run<'a> {
         cache: &mut MetaCache,
     ) -> Tensor<4> {
         let options = SparseOptions {
-            group_size: self.config.group_size,
+            group_size: self.group_size(),
             scale: self.scale,
             workspace_bytes: self.config.workspace_bytes,
         };
         self.stage(Stage::Sparse, rows.dims()[2], cache, |route| {
             ops::sparse_attention(route, rows, key, value, order, indices, options).0
         })
+    }
+
+    /// Queries in a group; never more than there are, so that kernels need not mind sizes that overflow.
+    fn group_size(&self) -> usize {
+        self.config.group_size.min(self.problem.queries - self.config.sink.len())
     }
 
     /// The rows that are no sinks.

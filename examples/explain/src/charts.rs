@@ -99,7 +99,7 @@ pub fn schedule(path: &Path, steps: usize, density: f64, tokens: usize) -> Resul
         (StepKind::Anchor, "anchor", RGBColor(240, 150, 60)),
         (StepKind::Reuse, "reuse", RGBColor(31, 119, 180)),
     ];
-    let reuse = Budget::resolve(KeyBudget::Density(density), SinkTokens::default(), tokens)?.reuse_density();
+    let budget = Budget::resolve(KeyBudget::Density(density), SinkTokens::default(), tokens)?;
     let plans = plans(steps)?;
     let area = SVGBackend::new(path, (800, 60 * plans.len() as u32 + 44)).into_drawing_area();
     area.fill(&WHITE)?;
@@ -109,7 +109,7 @@ pub fn schedule(path: &Path, steps: usize, density: f64, tokens: usize) -> Resul
         let [dense, anchors, reused] = KINDS.map(|(kind, ..)| plan.count(kind));
         let text = format!(
             "{name}: {dense} dense, {anchors} anchor, {reused} reuse; effective density {:.3}",
-            plan.effective_density(reuse)
+            plan.effective_density(&budget)
         );
         area.draw(&Text::new(text, (10, top), font.clone()))?;
         let edge = |step: usize| 10 + (780 * step / steps) as i32;

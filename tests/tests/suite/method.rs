@@ -3,7 +3,11 @@
 
 use burn::tensor::{DType, Tensor};
 use mcsparse::{Error, McSparseConfig, MetaCache, Schedule, SinkTokens, StepKind, reference::dense_attention};
-use mcsparse_tests::{Shape, cases, device, relative_error, shapes};
+use mcsparse_tests::{
+    Shape, cases, device,
+    naive::{Naive, index_rows},
+    relative_error, relative_error_of, shapes, values,
+};
 use proptest::prelude::*;
 
 const F32: f64 = 2e-5;
@@ -45,6 +49,32 @@ proptest! {
         for (step, output) in outputs.iter().enumerate() {
             let error = relative_error(output, &dense);
             prop_assert!(error < F32, "step {step}: {error:e}");
+        }
+    }
+
+    #[test]
+    fn reuse_is_sparse_attention_of_this_step_plus_the_residual(shape in shapes(), density in 0.05f64..0.9) {
+        let config = config(&shape, density);
+        let attention = config.init(1).unwrap();
+        let mut cache = MetaCache::new(&config, 4).unwrap();
+        for step in 0..3 {
+            cache.begin_step(step).unwrap();
+            let [q, k, v] = Shape { seed: shape.seed ^ step as u64, ..shape.clone() }.qkv(&device());
+            let output = attention.forward(q.clone(), k.clone(), v.clone(), &mut cache).unwrap();
+            if step < 2 {
+                continue;
+            }
+            let slot = &cache.slots()[0];
+            let (orders, kept) = (index_rows(slot.order()), index_rows(slot.indices()));
+            let size = slot.group_size();
+            let groups = shape.tokens.div_ceil(size);
+            let sparse = Naive::new(&q, &k, &v, (shape.head_dim as f64).powf(-0.5)).rows(|z, i| {
+                let place = orders[z].iter().position(|&x| x == i).unwrap();
+                kept[z * groups + place / size].clone()
+            });
+            let expected: Vec<f64> = sparse.0.iter().zip(values(slot.residual())).map(|(s, r)| s + r).collect();
+            let error = relative_error_of(&values(&output), &expected);
+            prop_assert!(error < F32, "{error:e}");
         }
     }
 

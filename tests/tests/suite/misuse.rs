@@ -35,10 +35,20 @@ impl Case {
 
     /// A refused call leaves slots and report as they were.
     fn refused(&mut self, call: impl FnOnce(&mut Self) -> Result<Tensor<4>, Error>) -> String {
-        let before = (self.cache.slots().len(), self.cache.size_in_bytes(), self.cache.report().calls().len());
+        let state = |cache: &MetaCache| {
+            let slots: Vec<_> = cache
+                .slots()
+                .iter()
+                .map(|s| {
+                    (s.key().clone(), s.step(), s.order().to_data(), s.indices().to_data(), s.residual().to_data())
+                })
+                .collect();
+            (slots, cache.report().to_string(), cache.report().calls().to_vec())
+        };
+        let before = state(&self.cache);
         let message = call(self).expect_err("must be refused").to_string();
-        let after = (self.cache.slots().len(), self.cache.size_in_bytes(), self.cache.report().calls().len());
-        assert_eq!(before, after, "a refused call changed the cache: {message}");
+        let after = state(&self.cache);
+        assert!(before == after, "a refused call changed the cache: {message}");
         message
     }
 }
@@ -57,9 +67,12 @@ fn the_step_clock() {
     assert!(again.contains("layer 2 of branch conditional has already run at step 0"), "{again}");
     assert!(case.cache.begin_step(0).is_err());
     for step in 1..6 {
+        let early = case.cache.finish().unwrap_err().to_string();
+        assert!(early.starts_with("step clock: the run of 6 steps stopped after"), "{early}");
         case.cache.begin_step(step).unwrap();
         case.call(SHAPE).unwrap();
     }
+    case.cache.finish().unwrap();
     let past = case.cache.begin_step(6).unwrap_err().to_string();
     assert!(past.contains("begin_step(6) runs past the end of the run of 6 steps"), "{past}");
     assert_eq!(case.cache.report().count(StepKind::Reuse), 4);
@@ -151,6 +164,18 @@ fn a_changed_problem_is_refused_by_name() {
         });
         assert!(message.starts_with("dtype of layer 2"), "{message}");
     }
+    let scaled = config().with_scale(Some(0.5)).init(2).unwrap();
+    let message = case.refused(|c| {
+        let [q, k, v] = qkv(SHAPE, &c.device);
+        scaled.forward(q, k, v, &mut c.cache)
+    });
+    assert!(message.starts_with("scale of layer 2"), "{message}");
+    let rescheduled = config().with_schedule(Schedule::warm_up(3)).init(2).unwrap();
+    let message = case.refused(|c| {
+        let [q, k, v] = qkv(SHAPE, &c.device);
+        rescheduled.forward(q, k, v, &mut c.cache)
+    });
+    assert!(message.starts_with("schedule: expected that of the cache"), "{message}");
     let other = config().with_group_size(4).init(2).unwrap();
     let message = case.refused(|c| {
         let [q, k, v] = qkv(SHAPE, &c.device);

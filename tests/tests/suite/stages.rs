@@ -144,6 +144,7 @@ proptest! {
                 0 => f32::NAN,
                 1 => f32::INFINITY,
                 2 => -0.0,
+                3 | 4 => f32::NEG_INFINITY,
                 _ => (next() % levels) as f32 * 0.37 - 3.0,
             })
             .collect();
@@ -154,9 +155,12 @@ proptest! {
             let whole = index_rows(&ops::partition_indices(&route, tensor.clone(), k, true));
             let short = index_rows(&ops::partition_indices(&route, tensor.clone(), k, false));
             for (r, row) in values.chunks(n).enumerate() {
-                let key = |j: usize| if row[j].is_nan() { f32::NEG_INFINITY } else { row[j] + 0.0 };
+                let key = |j: usize| (!row[j].is_nan(), if row[j].is_nan() { 0.0 } else { row[j] + 0.0 });
                 let mut expected: Vec<usize> = (0..n).collect();
-                expected.sort_by(|&a, &b| key(b).total_cmp(&key(a)).then(a.cmp(&b)));
+                expected.sort_by(|&a, &b| {
+                    let (a_key, b_key) = (key(a), key(b));
+                    b_key.0.cmp(&a_key.0).then(b_key.1.total_cmp(&a_key.1)).then(a.cmp(&b))
+                });
                 expected[..k].sort_unstable();
                 expected[k..].sort_unstable();
                 prop_assert_eq!(&whole[r], &expected, "{} row {}", route, r);
@@ -250,5 +254,56 @@ fn hostile_values_never_spoil_indices() {
                 }
             }
         }
+    }
+}
+
+/// Views as models and users hand them in: heads before tokens, slices, one head for all, reversed tokens.
+#[test]
+fn strided_views_are_read_as_they_are() {
+    let device = device();
+    let (b, h, n, d) = (2, 3, 41, 24);
+    type View = Box<dyn Fn(u64) -> Tensor<4>>;
+    let views: [(&str, View); 5] = [
+        ("heads before tokens", Box::new(|s| random([b, n, h, d], s, &device).swap_dims(1, 2))),
+        (
+            "a slice of every axis",
+            Box::new(|s| random([b + 1, h + 2, n + 7, d + 8], s, &device).slice([1..3, 1..4, 5..46, 8..32])),
+        ),
+        ("one head for all", Box::new(|s| random([b, 1, n, d], s, &device).expand([b, h, n, d]))),
+        ("reversed tokens", Box::new(|s| random([b, h, n, d], s, &device).flip([2]))),
+        ("head_dim not innermost", Box::new(|s| random([b, h, d, n], s, &device).swap_dims(2, 3))),
+    ];
+    for (name, view) in &views {
+        let qkv = [1, 2, 3].map(view);
+        // Adding zero packs a view.
+        let packed = qkv.clone().map(|t| t.clone() + Tensor::zeros_like(&t));
+        let mut results = Vec::new();
+        for [q, k, v] in [qkv, packed] {
+            let problem = Problem::of(&q, &k, &v).unwrap();
+            let route = |stage| ops::route(stage, &problem, Kernels::Auto);
+            let shape = Shape { batch: b, kv_heads: h, shared: 1, tokens: n, head_dim: d, group_size: 8, seed: 0 };
+            let (dense, lse) =
+                ops::dense_attention(&route(Stage::Dense), q.clone(), k.clone(), v.clone(), 0.3, WORKSPACE);
+            let order = ops::group_queries(&route(Stage::Group), q.clone(), group_options(&shape));
+            let select = SelectOptions {
+                group_size: 8,
+                keys: 9,
+                sink_prefix: 0,
+                sink_suffix: 0,
+                scale: 0.3,
+                workspace_bytes: WORKSPACE,
+            };
+            let indices = ops::select_keys(&route(Stage::Select), q.clone(), k.clone(), lse, order.clone(), select);
+            let options = SparseOptions { group_size: 8, scale: 0.3, workspace_bytes: WORKSPACE };
+            let sparse =
+                ops::sparse_attention(&route(Stage::Sparse), q, k, v, order.clone(), indices.clone(), options).0;
+            results.push((dense, index_rows(&order), index_rows(&indices), sparse));
+        }
+        let (a, b) = (&results[0], &results[1]);
+        let dense = relative_error_of(&values(&a.0), &values(&b.0));
+        assert!(dense < 1e-6, "{name}: dense {dense:e}");
+        assert_eq!((&a.1, &a.2), (&b.1, &b.2), "{name}: groups or keys");
+        let sparse = relative_error_of(&values(&a.3), &values(&b.3));
+        assert!(sparse < 1e-6, "{name}: sparse {sparse:e}");
     }
 }

@@ -48,6 +48,15 @@ impl Clock {
         Ok(())
     }
 
+    pub fn finished(&self) -> Result<(), Error> {
+        let (begun, steps) = (self.step.map_or(0, |s| s + 1), self.plan.steps());
+        if begun == steps {
+            return Ok(());
+        }
+        let reused = (0..begun).filter(|&s| self.plan.kind(s) == Some(crate::StepKind::Reuse)).count();
+        Err(Error::Clock(format!("the run of {steps} steps stopped after {begun}, of which {reused} reused the cache")))
+    }
+
     pub fn begin_branch(&mut self, branch: &Branch) -> Result<(), Error> {
         if self.step.is_none() {
             return Err(Error::Clock(format!("begin_branch({branch}) came before begin_step(0)")));

@@ -1,6 +1,6 @@
 //! Slots in a safetensors file.
 
-use std::{borrow::Cow, collections::HashMap, path::Path};
+use std::{borrow::Cow, collections::HashMap, io::Write, path::Path};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use safetensors::{Dtype, SafeTensors, View};
@@ -96,9 +96,15 @@ pub(super) fn save(slots: &[Slot], path: &Path) -> Result<(), Error> {
     let bytes = safetensors::serialize(tensors, Some(metadata)).map_err(|e| refuse(path, e))?;
     // Written beside the target and renamed, so that a crash leaves the old file or the new one.
     let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
+    partial.push(format!(".{}.partial", std::process::id()));
     let partial = std::path::PathBuf::from(partial);
-    std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, path)).map_err(|e| {
+    let write = || {
+        let mut file = std::fs::File::create(&partial)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&partial, path)
+    };
+    write().map_err(|e: std::io::Error| {
         let _ = std::fs::remove_file(&partial);
         refuse(path, e)
     })
@@ -114,6 +120,11 @@ pub(super) fn load(path: &Path, device: &Device) -> Result<Vec<Slot>, Error> {
     }
     let slots = metadata.get("slots").ok_or_else(|| refuse(path, "the list of slots is missing"))?;
     let headers: Vec<Header> = serde_json::from_str(slots).map_err(|e| refuse(path, e))?;
+    for (i, header) in headers.iter().enumerate() {
+        if headers[..i].iter().any(|other| other.key == header.key) {
+            return Err(refuse(path, format!("layer {} of {} is there twice", header.key.layer, header.key.branch)));
+        }
+    }
     let file = SafeTensors::deserialize(&bytes).map_err(|e| refuse(path, e))?;
     let mut checksum = Checksum::new(slots);
     for name in (0..headers.len()).flat_map(|i| PARTS.map(|part| format!("{i}.{part}"))) {
@@ -144,13 +155,18 @@ pub(super) fn load(path: &Path, device: &Device) -> Result<Vec<Slot>, Error> {
         .enumerate()
         .map(|(i, Header { key, shape })| {
             let (b, h) = (shape.batch, shape.heads);
-            let grouped = shape.tokens - (shape.sink_prefix + shape.sink_suffix).min(shape.tokens);
+            let sinks = shape.sink_prefix.saturating_add(shape.sink_suffix);
+            let grouped = shape.tokens.saturating_sub(sinks);
             let groups = grouped.div_ceil(shape.group_size.max(1));
             let order = read(format!("{i}.order"), &[b, h, grouped], None)?;
             let indices = read(format!("{i}.indices"), &[b, h, groups, shape.kept_keys], None)?;
             let residual = read(format!("{i}.residual"), &[b, h, grouped, shape.head_dim], Some(&shape.dtype))?;
-            in_range(&order, grouped).map_err(|e| refuse(path, format!("{i}.order: {e}")))?;
-            in_range(&indices, shape.tokens).map_err(|e| refuse(path, format!("{i}.indices: {e}")))?;
+            permutations(&order, grouped).map_err(|e| refuse(path, format!("{i}.order: {e}")))?;
+            ascending(&indices, shape.kept_keys, shape.tokens)
+                .map_err(|e| refuse(path, format!("{i}.indices: {e}")))?;
+            if !device.supports_dtype(residual.dtype()) {
+                return Err(refuse(path, format!("{i}.residual: {device:?} does not support {}", shape.dtype)));
+            }
             let dtype = residual.dtype();
             Ok(Slot::new(
                 key,
@@ -164,10 +180,33 @@ pub(super) fn load(path: &Path, device: &Device) -> Result<Vec<Slot>, Error> {
         .collect()
 }
 
-/// An index outside its range would read foreign memory in a kernel that trusts it.
-fn in_range(indices: &TensorData, below: usize) -> Result<(), String> {
-    match indices.iter::<i64>().find(|&i| i < 0 || i >= below as i64) {
-        Some(index) => Err(format!("expected indices below {below}, got {index}")),
-        None => Ok(()),
+/// Rows that are no permutation would leave output rows unwritten.
+fn permutations(order: &TensorData, len: usize) -> Result<(), String> {
+    let flat: Vec<i64> = order.iter::<i64>().collect();
+    for row in flat.chunks(len.max(1)) {
+        let mut seen = vec![false; len];
+        for &place in row {
+            match usize::try_from(place).ok().and_then(|p| seen.get_mut(p)) {
+                Some(seen) if !*seen => *seen = true,
+                _ => {
+                    return Err(format!(
+                        "expected a permutation of 0..{len} in each row, got {place} twice or too large"
+                    ));
+                }
+            }
+        }
     }
+    Ok(())
+}
+
+/// An index outside its range would read foreign memory in a kernel that trusts it, a repeated one count a key twice.
+fn ascending(indices: &TensorData, width: usize, below: usize) -> Result<(), String> {
+    let flat: Vec<i64> = indices.iter::<i64>().collect();
+    for row in flat.chunks(width.max(1)) {
+        let sorted = row.windows(2).all(|pair| pair[0] < pair[1]);
+        if !sorted || row.first().is_some_and(|&i| i < 0) || row.last().is_some_and(|&i| i >= below as i64) {
+            return Err(format!("expected ascending indices below {below} in each row, got {row:?}"));
+        }
+    }
+    Ok(())
 }

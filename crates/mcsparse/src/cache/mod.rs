@@ -9,7 +9,7 @@ use burn::{module::Module, tensor::Device};
 pub(crate) use slot::SlotShape;
 pub use slot::{Slot, SlotKey};
 
-use crate::{Branch, Error, McSparseConfig, Plan, RunReport, StepKind};
+use crate::{Branch, Error, McSparseConfig, Plan, RunReport, Schedule, StepKind};
 use clock::Clock;
 
 /// The cache of one denoising run: a [`Slot`] for each layer, guidance branch and expert, the step clock that says which
@@ -22,6 +22,8 @@ pub struct MetaCache {
     slots: Vec<Slot>,
     #[module(skip)]
     clock: Clock,
+    #[module(skip)]
+    schedule: Schedule,
     #[module(skip)]
     report: RunReport,
     #[module(skip)]
@@ -36,7 +38,9 @@ pub(crate) struct Call {
 }
 
 impl MetaCache {
-    /// An empty cache for a run of `steps` steps (evaluations of the model) under the schedule of `config`.
+    /// An empty cache for a run of `steps` steps (evaluations of the model) under the schedule of `config`. That is all it
+    /// takes from there: budget, groups and scale are those of the attention that is called, layer by layer, but its
+    /// schedule must be the same.
     ///
     /// # Errors
     ///
@@ -44,7 +48,8 @@ impl MetaCache {
     pub fn new(config: &McSparseConfig, steps: usize) -> Result<Self, Error> {
         config.validate()?;
         let clock = Clock::new(config.schedule.plan(steps)?);
-        Ok(Self { slots: Vec::new(), clock, report: RunReport::default(), timed: false })
+        let schedule = config.schedule.clone();
+        Ok(Self { slots: Vec::new(), clock, schedule, report: RunReport::default(), timed: false })
     }
 
     /// Announces the branches of the run, so that every call must stand in one of them. Without this the run has the
@@ -78,6 +83,16 @@ impl MetaCache {
         self.clock.begin_branch(branch)
     }
 
+    /// The report of a run that has taken all its steps.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Clock`] if steps are left: a run that stops early may never have come to its sparse steps.
+    pub fn finish(&self) -> Result<&RunReport, Error> {
+        self.clock.finished()?;
+        Ok(&self.report)
+    }
+
     /// Forgets all slots and the report and sets the clock back, for another run of the same plan.
     pub fn clear(&mut self) {
         self.slots.clear();
@@ -106,7 +121,14 @@ impl MetaCache {
     }
 
     /// Checks the clock and the branch for a call of `layer` without changing anything.
-    pub(crate) fn enter(&self, layer: usize) -> Result<Call, Error> {
+    pub(crate) fn enter(&self, layer: usize, schedule: &Schedule) -> Result<Call, Error> {
+        if *schedule != self.schedule {
+            return Err(Error::config(
+                "schedule",
+                format!("that of the cache, {:?}", self.schedule),
+                format!("{schedule:?}"),
+            ));
+        }
         let (step, branch) = self.clock.enter(layer)?;
         let kind = self.clock.plan().kind(step).expect("the clock stays inside the plan");
         Ok(Call { key: SlotKey { layer, branch }, step, kind })
@@ -139,6 +161,9 @@ impl MetaCache {
             (Some(step), Some(anchor)) if step < anchor => {
                 Err(missing(format!("the slot is from step {step}, the refresh at step {anchor} was missed")))
             }
+            (None, Some(anchor)) => {
+                Err(missing(format!("the slot is from a file, the refresh at step {anchor} was missed")))
+            }
             _ => Ok(slot),
         }
     }
@@ -167,8 +192,8 @@ impl MetaCache {
         file::save(&self.slots, path.as_ref())
     }
 
-    /// Fills the slots from a file that [`MetaCache::save`] wrote, onto `device`. The clock is set back; reuse steps find
-    /// the loaded slots, anchors replace them.
+    /// Fills the slots from a file that [`MetaCache::save`] wrote, onto `device`, and sets the clock back. A run without
+    /// anchors of its own ([`crate::Anchors::Loaded`]) reuses them from its first step past warm-up.
     ///
     /// # Errors
     ///

@@ -44,6 +44,8 @@ pub(crate) struct SlotShape {
     pub sink_prefix: usize,
     pub sink_suffix: usize,
     pub kept_keys: usize,
+    /// Printed, so that a file keeps it exactly.
+    pub scale: String,
 }
 
 impl Slot {
@@ -103,7 +105,7 @@ impl Slot {
     /// Refuses a problem that is not the one this slot was made for.
     pub(crate) fn check(&self, now: &SlotShape, problem: &Problem) -> Result<(), Error> {
         let then = &self.shape;
-        let pairs: [(&'static str, String, String); 10] = [
+        let pairs: [(&'static str, String, String); 11] = [
             ("batch", then.batch.to_string(), now.batch.to_string()),
             ("heads", then.heads.to_string(), now.heads.to_string()),
             ("kv_heads", then.kv_heads.to_string(), now.kv_heads.to_string()),
@@ -114,6 +116,7 @@ impl Slot {
             ("sink prefix", then.sink_prefix.to_string(), now.sink_prefix.to_string()),
             ("sink suffix", then.sink_suffix.to_string(), now.sink_suffix.to_string()),
             ("kept keys", then.kept_keys.to_string(), now.kept_keys.to_string()),
+            ("scale", then.scale.clone(), now.scale.clone()),
         ];
         let device = self.residual.device();
         let device =

@@ -43,12 +43,22 @@ pub fn partition_indices(values: Tensor<2>, k: usize, with_rest: bool) -> Tensor
 /// Marks the `k` largest values of each row `[rows, n]`, ties to the lowest column, NaN last.
 fn largest(values: Tensor<2>, k: usize) -> Tensor<2, Bool> {
     let nan = values.clone().is_nan();
-    let values = values.cast(DType::F32).mask_fill(nan, f32::NEG_INFINITY);
+    let values = values.cast(DType::F32).mask_fill(nan.clone(), f32::NEG_INFINITY);
     let threshold = values.clone().sort_descending(1).slice_dim(1, k - 1..k).expand(values.dims());
     let above = values.clone().greater(threshold.clone());
     let equal = values.equal(threshold);
     let missing = above.clone().int().cast(INDEX).sum_dim(1).neg().add_scalar(k as i64);
-    let rank = equal.clone().int().cast(INDEX).cumsum(1);
-    let chosen = rank.clone().lower_equal(missing.expand(rank.dims()));
-    above.bool_or(equal.bool_and(chosen))
+    // NaN was made equal to negative infinity for the sort; among these two it comes last.
+    let numbers = equal.clone().bool_and(nan.clone().bool_not());
+    let (chosen, left) = first(numbers, missing);
+    let (chosen_nan, _) = first(equal.bool_and(nan), left);
+    above.bool_or(chosen).bool_or(chosen_nan)
+}
+
+/// The first `count` (`[rows, 1]`) marks of each row, and how many were missing to `count`.
+fn first(marks: Tensor<2, Bool>, count: Tensor<2, Int>) -> (Tensor<2, Bool>, Tensor<2, Int>) {
+    let rank = marks.clone().int().cast(INDEX).cumsum(1);
+    let total = marks.clone().int().cast(INDEX).sum_dim(1);
+    let within = rank.clone().lower_equal(count.clone().expand(rank.dims()));
+    (marks.bool_and(within), (count - total).clamp_min(0))
 }

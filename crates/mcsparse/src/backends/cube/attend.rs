@@ -21,7 +21,7 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    /// The largest tile that fits 32 KiB of shared memory, the least that WebGPU and software Vulkan offer.
+    /// The largest tile that fits 32 KiB of shared memory, what software Vulkan and most WebGPU adapters offer.
     pub const fn of(head_dim: usize) -> Self {
         match head_dim {
             0..=64 => Tile { queries: 32, keys: 32 },   // 8 + 8 + 4 KiB
@@ -42,9 +42,13 @@ pub(super) struct Sizes {
     pub queries: u32,
     /// Keys that a query attends to.
     pub keys: u32,
+    /// Keys that there are.
+    pub all_keys: u32,
     pub group_size: u32,
+    pub groups: u32,
     pub tiles_per_group: u32,
     pub heads: u32,
+    pub batch: u32,
     /// Query heads for each key/value head.
     pub heads_per_kv: u32,
     pub scale: f32,
@@ -67,20 +71,26 @@ pub(super) fn attend<E: Float>(
 ) {
     let vectors = comptime!(dim / VECTOR);
     let units_per_row = comptime!(UNITS as usize / tile.queries);
-    let keys_per_unit = comptime!(tile.keys / units_per_row);
+    let keys_per_unit = comptime!(tile.keys.div_ceil(units_per_row));
     let columns_per_unit = comptime!(vectors.div_ceil(units_per_row));
 
-    let group = CUBE_POS_X / sizes.tiles_per_group;
-    let first = group * sizes.group_size + CUBE_POS_X % sizes.tiles_per_group * comptime!(tile.queries as u32);
+    // Cubes are numbered tile by tile, then head by head: those of one head run together and share its keys in the cache.
+    let cube = CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X;
+    let tiles = sizes.groups * sizes.tiles_per_group;
+    let (joined, tile_in_head) = (cube / tiles, cube % tiles);
+    if joined >= sizes.batch * sizes.heads {
+        terminate!();
+    }
+    let group = tile_in_head / sizes.tiles_per_group;
+    let first = group * sizes.group_size + tile_in_head % sizes.tiles_per_group * comptime!(tile.queries as u32);
     let end = min((group + 1) * sizes.group_size, sizes.queries);
     if first >= end {
         terminate!();
     }
-    let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
-    let z = (batch * sizes.heads + head) as usize;
+    let (head, batch) = (joined % sizes.heads, joined / sizes.heads);
+    let z = joined as usize;
     let kv_head = (head / sizes.heads_per_kv) as usize;
-    let groups = sizes.queries.div_ceil(sizes.group_size);
-    let list = (z * groups as usize + group as usize) * sizes.keys as usize;
+    let list = (z * sizes.groups as usize + group as usize) * sizes.keys as usize;
 
     let unit = UNIT_POS as usize;
     let (row, lane) = (unit / units_per_row, unit % units_per_row);
@@ -93,7 +103,8 @@ pub(super) fn attend<E: Float>(
 
     let mut token = place as usize;
     if comptime!(gathered) {
-        token = order[z * sizes.queries as usize + place as usize] as usize;
+        // Lists are clamped wherever they are read: a wrong one gives wrong values, never foreign memory.
+        token = min(order[z * sizes.queries as usize + place as usize] as u32, sizes.queries - 1) as usize;
     }
     let base = batch as usize * query.stride(0) + head as usize * query.stride(1) + token * query.stride(2);
     let mut column = lane;
@@ -116,20 +127,35 @@ pub(super) fn attend<E: Float>(
     while start < sizes.keys {
         let count = min(sizes.keys - start, comptime!(tile.keys as u32));
 
-        load_tile(key, &mut kv, key_base, indices, list + start as usize, start, count, tile, dim, gathered);
+        load_tile(
+            key,
+            &mut kv,
+            key_base,
+            indices,
+            list + start as usize,
+            start,
+            count,
+            sizes.all_keys,
+            tile,
+            dim,
+            gathered,
+        );
         sync_cube();
         #[unroll]
         for i in 0..keys_per_unit {
             let j = i * units_per_row + lane;
-            let mut products = Vector::<f32, V>::new(0.0f32);
-            for c in 0..vectors {
-                products += q[row * vectors + c] * kv[j * vectors + c];
+            // More units than keys: the units past the last key have nothing to score.
+            if j < comptime!(tile.keys) {
+                let mut products = Vector::<f32, V>::new(0.0f32);
+                for c in 0..vectors {
+                    products += q[row * vectors + c] * kv[j * vectors + c];
+                }
+                let score = products.extract(0usize)
+                    + products.extract(1usize)
+                    + products.extract(2usize)
+                    + products.extract(3usize);
+                scores[row * comptime!(tile.keys) + j] = select((j as u32) < count, score, f32::new(-3.0e38));
             }
-            let score = products.extract(0usize)
-                + products.extract(1usize)
-                + products.extract(2usize)
-                + products.extract(3usize);
-            scores[row * comptime!(tile.keys) + j] = select((j as u32) < count, score, f32::new(-3.0e38));
         }
         sync_cube();
 
@@ -138,7 +164,19 @@ pub(super) fn attend<E: Float>(
         for j in 0..comptime!(tile.keys) {
             new_top = max(new_top, scores[row * comptime!(tile.keys) + j]);
         }
-        load_tile(value, &mut kv, value_base, indices, list + start as usize, start, count, tile, dim, gathered);
+        load_tile(
+            value,
+            &mut kv,
+            value_base,
+            indices,
+            list + start as usize,
+            start,
+            count,
+            sizes.all_keys,
+            tile,
+            dim,
+            gathered,
+        );
         let shrink = (top - new_top).exp();
         sum *= shrink;
         #[unroll]
@@ -203,6 +241,7 @@ fn load_tile<E: Float>(
     list: usize,
     start: u32,
     count: u32,
+    all_keys: u32,
     #[comptime] tile: Tile,
     #[comptime] dim: usize,
     #[comptime] gathered: bool,
@@ -214,7 +253,7 @@ fn load_tile<E: Float>(
         let j_in = min(j as u32, count - 1);
         let mut token = (start + j_in) as usize;
         if comptime!(gathered) {
-            token = indices[list + j_in as usize] as usize;
+            token = min(indices[list + j_in as usize] as u32, all_keys - 1) as usize;
         }
         shared[i] = load(tensor, base + token * tensor.stride(2), column);
         i += comptime!(UNITS as usize);

@@ -8,6 +8,7 @@ use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
 use super::{
+    CUBES_X,
     attend::{self, SizesLaunch, Tile, UNITS},
     empty,
 };
@@ -46,33 +47,57 @@ pub(super) fn attend(
     scale: f32,
 ) -> (CubeTensor, CubeTensor) {
     let [batch, heads, queries, dim] = query.shape().dims();
-    let [_, kv_heads, all_keys, _] = key.shape().dims();
-    let keys = if lists.group_size.is_some() { lists.indices.shape()[3] } else { all_keys };
-    let tile = Tile::of(dim);
-    // Dense attention is one group of all queries.
-    let group_size = lists.group_size.unwrap_or(queries);
-    let tiles_per_group = group_size.min(queries).div_ceil(tile.queries);
-    let tiles = queries.div_ceil(group_size) * tiles_per_group;
+    let [key_batch, kv_heads, all_keys, key_dim] = key.shape().dims();
+    assert!(
+        (key_batch, key_dim) == (batch, dim) && heads.is_multiple_of(kv_heads) && value.shape() == key.shape(),
+        "attention: key {:?} and value {:?} do not go with query {:?}",
+        key.shape(),
+        value.shape(),
+        query.shape()
+    );
     let dtype = query.dtype;
+    assert!(key.dtype == dtype && value.dtype == dtype, "attention: query, key and value must share a dtype");
+    // Dense attention is one group of all queries.
+    let group_size = lists.group_size.unwrap_or(queries).clamp(1, queries);
+    let groups = queries.div_ceil(group_size);
+    let mut keys = all_keys;
+    if lists.group_size.is_some() {
+        let [.., kept] = lists.indices.shape().dims::<4>();
+        assert_eq!(lists.order.shape().dims(), [batch, heads, queries], "order: expected one place for each query");
+        assert_eq!(
+            lists.indices.shape().dims(),
+            [batch, heads, groups, kept],
+            "indices: expected a row for each group"
+        );
+        assert!(kept > 0, "indices: expected at least one key");
+        keys = kept;
+    }
+    let tile = Tile::of(dim);
+    let tiles_per_group = group_size.div_ceil(tile.queries);
+    let cubes = batch * heads * groups * tiles_per_group;
+    let cubes_x = cubes.min(CUBES_X);
     let output = empty(&query, &[batch, heads, queries, dim], dtype);
     let lse = empty(&query, &[batch, heads, queries], DType::F32);
     let address = [&query, &key, &value, &lists.indices, &output].map(CubeTensor::required_address_type);
     let sizes = SizesLaunch::new(
         queries as u32,
         keys as u32,
+        all_keys as u32,
         group_size as u32,
+        groups as u32,
         tiles_per_group as u32,
         heads as u32,
+        batch as u32,
         (heads / kv_heads) as u32,
         scale,
     );
     let client = query.client.clone();
-    // SAFETY: every read stays inside the tensors whose strides and sizes are passed: rows and keys are bounded by the
-    // sizes, and order and indices hold tokens of the same tensors, as their producers promise.
+    // SAFETY: every access stays inside the tensors whose strides and sizes are passed: the shapes fit each other (above),
+    // rows and keys are bounded by the sizes, and the kernel clamps what order and indices hold.
     unsafe {
         attend::attend::launch_unchecked(
             &client,
-            CubeCount::Static(tiles as u32, heads as u32, batch as u32),
+            CubeCount::Static(cubes_x as u32, cubes.div_ceil(cubes_x) as u32, 1),
             CubeDim::new_1d(UNITS),
             address.into_iter().max().unwrap_or_default(),
             query.into_tensor_arg(),

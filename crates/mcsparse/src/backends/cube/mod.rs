@@ -13,34 +13,47 @@ use burn::{
 };
 
 use burn_cubecl::{CubeBackend, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
+use cubecl::ir::HardwareProperties;
 
 use crate::{
     check::Problem,
     ops::{McSparseOps, Route, Stage},
 };
 
+/// Cubes along the first axis of a launch, below the WebGPU limit of 65,535; more go along the second.
+const CUBES_X: usize = 32_768;
+
 /// The kernel that takes `problem`, or why none does.
 pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> Result<Route, String> {
+    let client = device.client();
+    let hardware = &client.properties().hardware;
     match stage {
         Stage::Dense | Stage::Sparse => {
             if !problem.head_dim.is_multiple_of(attend::VECTOR) {
                 return Err(format!("head_dim {} is no multiple of {}", problem.head_dim, attend::VECTOR));
             }
-            let client = device.client();
-            let hardware = &client.properties().hardware;
-            let tile = attend::Tile::of(problem.head_dim);
-            if hardware.max_units_per_cube < attend::UNITS {
-                return Err(format!("{} units a cube, {} needed", hardware.max_units_per_cube, attend::UNITS));
-            }
-            if hardware.max_shared_memory_size < tile.shared_bytes(problem.head_dim) {
-                let needed = tile.shared_bytes(problem.head_dim);
-                return Err(format!("{} bytes of shared memory, {needed} needed", hardware.max_shared_memory_size));
-            }
+            let shared = attend::Tile::of(problem.head_dim).shared_bytes(problem.head_dim);
+            fits(hardware, attend::UNITS, shared)?;
             Ok(Route::Kernel(if stage == Stage::Dense { "cube shared-memory tiles" } else { "cube gathered tiles" }))
         }
         // Without the kernel the tensor operations would sort, which CubeCL backends do on the host.
-        Stage::Group | Stage::Select => Ok(Route::Composed("cube radix selection")),
+        Stage::Group | Stage::Select => {
+            fits(hardware, partition::UNITS, partition::SHARED_BYTES)?;
+            Ok(Route::Composed("cube radix selection"))
+        }
     }
+}
+
+/// Refuses what the hardware has too little of.
+fn fits(hardware: &HardwareProperties, units: u32, shared_bytes: usize) -> Result<(), String> {
+    let (has_units, has_shared) = (hardware.max_units_per_cube, hardware.max_shared_memory_size);
+    if has_units < units {
+        return Err(format!("{has_units} units a cube, {units} needed"));
+    }
+    if has_shared < shared_bytes {
+        return Err(format!("{has_shared} bytes of shared memory, {shared_bytes} needed"));
+    }
+    Ok(())
 }
 
 impl McSparseOps for CubeBackend {
