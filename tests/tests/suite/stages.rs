@@ -262,8 +262,8 @@ fn hostile_values_never_spoil_indices() {
 fn strided_views_are_read_as_they_are() {
     let device = device();
     let (b, h, n, d) = (2, 3, 41, 24);
-    type View = Box<dyn Fn(u64) -> Tensor<4>>;
-    let views: [(&str, View); 5] = [
+    type View<'a> = Box<dyn Fn(u64) -> Tensor<4> + 'a>;
+    let views: [(&str, View<'_>); 5] = [
         ("heads before tokens", Box::new(|s| random([b, n, h, d], s, &device).swap_dims(1, 2))),
         (
             "a slice of every axis",
