@@ -90,8 +90,9 @@ impl<'a> Run<'a> {
             ops::select_keys(route, rows.clone(), key.clone(), lse, order.clone(), options)
         });
 
-        let sparse = self.sparse(rows, key, value, order.clone(), indices.clone(), cache);
-        let residual = self.grouped_rows(output.clone()) - sparse;
+        let dense = self.grouped_rows(output.clone());
+        let groups = (order.clone(), indices.clone());
+        let residual = self.sparse(rows, key, value, groups, cache, |sparse| dense - sparse);
         let slot = Slot::new(call.key.clone(), self.slot_shape(), Some(call.step), order, indices, residual);
         (output, slot)
     }
@@ -106,8 +107,9 @@ impl<'a> Run<'a> {
         cache: &mut MetaCache,
     ) -> Tensor<4> {
         let rows = self.grouped_rows(query.clone());
-        let sparse = self.sparse(rows, key.clone(), value.clone(), slot.order().clone(), slot.indices().clone(), cache);
-        let output = sparse + slot.residual().clone();
+        let groups = (slot.order().clone(), slot.indices().clone());
+        let residual = slot.residual().clone();
+        let output = self.sparse(rows, key.clone(), value.clone(), groups, cache, |sparse| sparse + residual);
         let (sink, tokens) = (self.config.sink, self.problem.queries);
         if sink.is_empty() {
             return output;
@@ -126,14 +128,15 @@ impl<'a> Run<'a> {
         Tensor::cat(parts, 2)
     }
 
+    /// Sparse attention of the order and indices in `groups`, and what is done with the residual, timed as one stage.
     fn sparse(
         &self,
         rows: Tensor<4>,
         key: Tensor<4>,
         value: Tensor<4>,
-        order: Tensor<3, Int>,
-        indices: Tensor<4, Int>,
+        (order, indices): (Tensor<3, Int>, Tensor<4, Int>),
         cache: &mut MetaCache,
+        finish: impl FnOnce(Tensor<4>) -> Tensor<4>,
     ) -> Tensor<4> {
         let options = SparseOptions {
             group_size: self.group_size(),
@@ -141,7 +144,7 @@ impl<'a> Run<'a> {
             workspace_bytes: self.config.workspace_bytes,
         };
         self.stage(Stage::Sparse, rows.dims()[2], cache, |route| {
-            ops::sparse_attention(route, rows, key, value, order, indices, options).0
+            finish(ops::sparse_attention(route, rows, key, value, order, indices, options).0)
         })
     }
 

@@ -42,6 +42,19 @@ pub fn folder_of(path: &Path) -> &Path {
     }
 }
 
+/// Refuses a path where a folder lies, or that can only be one.
+///
+/// # Errors
+///
+/// [`Error::Run`] naming the path.
+pub fn no_folder(path: &Path) -> Result<(), Error> {
+    let slash = path.as_os_str().to_string_lossy().ends_with(std::path::is_separator);
+    if path.is_dir() || path.file_name().is_none() || slash {
+        return Err(Error::run(path.display(), "a folder, not a file to write"));
+    }
+    Ok(())
+}
+
 fn beside(path: &Path) -> PathBuf {
     let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     path.with_file_name(format!(".{name}.{}.partial", std::process::id()))
@@ -50,6 +63,15 @@ fn beside(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn folders_are_no_files() {
+        let folder = tempfile::tempdir().unwrap();
+        no_folder(&folder.path().join("new.json")).unwrap();
+        for path in [folder.path().to_path_buf(), folder.path().join("new/"), folder.path().join("..")] {
+            assert!(no_folder(&path).unwrap_err().to_string().contains("not a file to write"), "{}", path.display());
+        }
+    }
 
     #[test]
     fn replaces_and_leaves_nothing_beside() {

@@ -58,6 +58,7 @@ pub fn start(options: &Options) -> Result<(), Error> {
     let json = options.json.clone().unwrap_or_else(|| options.out.join("report.json"));
     files::writable_folder(&options.out)?;
     files::writable_folder(files::folder_of(&json))?;
+    files::no_folder(&json)?;
     let device = options.device.open(options.dtype)?;
     let model = model::load(&settings, &device)?;
     let condition = match images {

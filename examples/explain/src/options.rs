@@ -60,6 +60,9 @@ impl Options {
         if self.step >= self.steps {
             return refuse("step", format!("a step below {}", self.steps), &self.step);
         }
+        if !(self.density > 0.0 && self.density <= 1.0) {
+            return refuse("density", "above 0 and at most 1".into(), &self.density);
+        }
         if self.layers.is_empty() || self.layers.iter().any(|&layer| layer >= layers) {
             return refuse("layers", format!("layers below {layers}"), &self.layers);
         }
