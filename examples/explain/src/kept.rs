@@ -155,8 +155,3 @@ pub fn kept_by_group(mass: &Tensor<2>, keys: Tensor<2, Int>) -> Vec<f64> {
     let shares = mass.clone().gather(1, keys).sum_dim(1) / mass.clone().sum_dim(1);
     shares.into_data().iter::<f64>().collect()
 }
-
-/// Share of `mass` on the `keys` largest of each row.
-pub fn kept_best(mass: &Tensor<2>, keys: usize) -> f64 {
-    kept(mass, top_k_indices(mass.clone(), keys))
-}
