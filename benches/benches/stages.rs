@@ -6,7 +6,7 @@ use burn::tensor::{Device, Int, Tensor, module::attention};
 use divan::Bencher;
 use mcsparse::{
     check::Problem,
-    ops::{self, Kernels, Route, SparseOptions, Stage},
+    ops::{self, Epilogue, Kernels, Route, SparseOptions, Stage},
     reference::{self, GroupOptions, SelectOptions},
 };
 
@@ -96,11 +96,21 @@ fn check(tokens: usize) {
         v.clone(),
         order.clone(),
         indices.clone(),
+        Epilogue::Output,
         sparse_options(),
     );
     near(
         sparse.0,
-        reference::sparse_attention(q.clone(), k.clone(), v, order.clone(), indices.clone(), &sparse_options()).0,
+        reference::sparse_attention(
+            q.clone(),
+            k.clone(),
+            v,
+            order.clone(),
+            indices.clone(),
+            Epilogue::Output,
+            &sparse_options(),
+        )
+        .0,
         "sparse",
     );
     let chosen = reference::select_keys(q, k, s.lse.clone(), order, &select_options(tokens));
@@ -163,6 +173,6 @@ fn sparse(bencher: Bencher) {
     synced(bencher, |s| {
         let [q, k, v] = s.qkv.clone();
         let route = s.route(Stage::Sparse);
-        ops::sparse_attention(&route, q, k, v, s.order.clone(), s.indices.clone(), sparse_options())
+        ops::sparse_attention(&route, q, k, v, s.order.clone(), s.indices.clone(), Epilogue::Output, sparse_options())
     });
 }

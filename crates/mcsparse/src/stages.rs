@@ -9,7 +9,7 @@ use crate::{
     budget::Budget,
     cache::{Call, Slot, SlotShape},
     check::Problem,
-    ops::{self, Route, SparseOptions, Stage, with_queries},
+    ops::{self, Epilogue, Route, SparseOptions, Stage, with_queries},
     reference::{GroupOptions, SelectOptions},
 };
 
@@ -90,9 +90,9 @@ impl<'a> Run<'a> {
             ops::select_keys(route, rows.clone(), key.clone(), lse, order.clone(), options)
         });
 
-        let dense = self.grouped_rows(output.clone());
         let groups = (order.clone(), indices.clone());
-        let residual = self.sparse(rows, key, value, groups, cache, |sparse| dense - sparse);
+        let residual =
+            self.sparse(rows, key, value, groups, Epilogue::ResidualOf(self.grouped_rows(output.clone())), cache);
         let slot = Slot::new(call.key.clone(), self.slot_shape(), Some(call.step), order, indices, residual);
         (output, slot)
     }
@@ -108,8 +108,14 @@ impl<'a> Run<'a> {
     ) -> Tensor<4> {
         let rows = self.grouped_rows(query.clone());
         let groups = (slot.order().clone(), slot.indices().clone());
-        let residual = slot.residual().clone();
-        let output = self.sparse(rows, key.clone(), value.clone(), groups, cache, |sparse| sparse + residual);
+        let output = self.sparse(
+            rows,
+            key.clone(),
+            value.clone(),
+            groups,
+            Epilogue::AddResidual(slot.residual().clone()),
+            cache,
+        );
         let (sink, tokens) = (self.config.sink, self.problem.queries);
         if sink.is_empty() {
             return output;
@@ -128,15 +134,15 @@ impl<'a> Run<'a> {
         Tensor::cat(parts, 2)
     }
 
-    /// Sparse attention of the order and indices in `groups`, and what is done with the residual, timed as one stage.
+    /// Sparse attention of the order and indices in `groups`, residual included.
     fn sparse(
         &self,
         rows: Tensor<4>,
         key: Tensor<4>,
         value: Tensor<4>,
         (order, indices): (Tensor<3, Int>, Tensor<4, Int>),
+        epilogue: Epilogue,
         cache: &mut MetaCache,
-        finish: impl FnOnce(Tensor<4>) -> Tensor<4>,
     ) -> Tensor<4> {
         let options = SparseOptions {
             group_size: self.group_size(),
@@ -144,7 +150,7 @@ impl<'a> Run<'a> {
             workspace_bytes: self.config.workspace_bytes,
         };
         self.stage(Stage::Sparse, rows.dims()[2], cache, |route| {
-            finish(ops::sparse_attention(route, rows, key, value, order, indices, options).0)
+            ops::sparse_attention(route, rows, key, value, order, indices, epilogue, options).0
         })
     }
 

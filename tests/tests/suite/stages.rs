@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use mcsparse::{
     check::Problem,
-    ops::{self, Kernels, Route, SparseOptions, Stage},
+    ops::{self, Epilogue, Kernels, Route, SparseOptions, Stage},
     reference::{self, GroupOptions, SelectOptions},
 };
 use mcsparse_tests::{
@@ -122,7 +122,7 @@ proptest! {
         let options = SparseOptions { group_size: shape.group_size, scale, workspace_bytes: WORKSPACE };
         for route in routes(Stage::Sparse, &problem) {
             let (o, l) =
-                ops::sparse_attention(&route, q.clone(), k.clone(), v.clone(), order.clone(), indices.clone(), options);
+                ops::sparse_attention(&route, q.clone(), k.clone(), v.clone(), order.clone(), indices.clone(), Epilogue::Output, options);
             let (o, l) = (relative_error_of(&values(&o), &output), relative_error_of(&values(&l), &lse));
             prop_assert!(o < F32 && l < F32, "{route}: output {o:e}, log-sum-exp {l:e}");
         }
@@ -295,8 +295,17 @@ fn strided_views_are_read_as_they_are() {
             };
             let indices = ops::select_keys(&route(Stage::Select), q.clone(), k.clone(), lse, order.clone(), select);
             let options = SparseOptions { group_size: 8, scale: 0.3, workspace_bytes: WORKSPACE };
-            let sparse =
-                ops::sparse_attention(&route(Stage::Sparse), q, k, v, order.clone(), indices.clone(), options).0;
+            let sparse = ops::sparse_attention(
+                &route(Stage::Sparse),
+                q,
+                k,
+                v,
+                order.clone(),
+                indices.clone(),
+                Epilogue::Output,
+                options,
+            )
+            .0;
             results.push((dense, index_rows(&order), index_rows(&indices), sparse));
         }
         let (a, b) = (&results[0], &results[1]);

@@ -7,6 +7,17 @@ use burn::backend::{
 
 use crate::reference::{GroupOptions, SelectOptions};
 
+/// What the sparse kernel does with its output and one more tensor; see [`super::Epilogue`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Finish {
+    /// Stores the output.
+    Output,
+    /// Stores output + other.
+    AddResidual,
+    /// Stores other - output.
+    ResidualOf,
+}
+
 /// Kernels of the stages. Callers go through [`crate::ops`], which asks the backend first whether it has a kernel for the
 /// problem and runs the reference where it has none; a backend implements exactly the methods whose stages it offers.
 ///
@@ -54,14 +65,18 @@ pub trait McSparseOps: Backend {
         no_kernel::<Self, _>("partition")
     }
 
-    /// Token-gather attention: output in the order of `query`, and log-sum-exp over the kept keys.
-    #[fusion(meta = |query, _key, _value, _order, _indices, _group_size, _scale| metadata::attention(query))]
+    /// Token-gather attention: output in the order of `query`, and log-sum-exp over the kept keys. `other` has the shape of
+    /// `query` and is read as `finish` says.
+    #[fusion(meta = |query, _key, _value, _order, _indices, _other, _finish, _group_size, _scale| metadata::attention(query))]
+    #[allow(clippy::too_many_arguments)]
     fn mc_sparse_attention(
         query: FloatTensor<Self>,
         key: FloatTensor<Self>,
         value: FloatTensor<Self>,
         order: IntTensor<Self>,
         indices: IntTensor<Self>,
+        other: FloatTensor<Self>,
+        finish: Finish,
         group_size: usize,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {

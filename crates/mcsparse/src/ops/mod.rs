@@ -15,7 +15,7 @@ use crate::{
     check::Problem,
     reference::{self, GroupOptions, SelectOptions},
 };
-pub use extension::McSparseOps;
+pub use extension::{Finish, McSparseOps};
 pub use route::{Kernels, Route, Stage, route};
 
 /// The parameters of token-gather attention.
@@ -27,6 +27,18 @@ pub struct SparseOptions {
     pub scale: f64,
     /// Bytes that temporary tensors may take.
     pub workspace_bytes: usize,
+}
+
+/// What token-gather attention returns. The sum is taken in f32, before the conversion to the output's dtype, and by a
+/// kernel in the store itself.
+#[derive(Debug, Clone)]
+pub enum Epilogue {
+    /// The attention output.
+    Output,
+    /// The output plus this residual: what a reuse step returns.
+    AddResidual(Tensor<4>),
+    /// This dense output less the sparse one: the residual that an anchor step stores.
+    ResidualOf(Tensor<4>),
 }
 
 /// Dense attention and its log-sum-exp; shapes as in [`reference::dense_attention`].
@@ -91,6 +103,7 @@ pub fn select_keys(
 }
 
 /// Token-gather attention and its log-sum-exp; shapes as in [`reference::sparse_attention`].
+#[allow(clippy::too_many_arguments)] // the tensors of the stage
 pub fn sparse_attention(
     route: &Route,
     query: Tensor<4>,
@@ -98,23 +111,32 @@ pub fn sparse_attention(
     value: Tensor<4>,
     order: Tensor<3, Int>,
     indices: Tensor<4, Int>,
+    epilogue: Epilogue,
     options: SparseOptions,
 ) -> (Tensor<4>, Tensor<3>) {
     match route {
         #[cfg(any(feature = "flex", feature = "cube"))]
         Route::Kernel(_) => {
+            let (finish, other) = match epilogue {
+                // Unread; an operation has a fixed number of tensors.
+                Epilogue::Output => (Finish::Output, query.clone()),
+                Epilogue::AddResidual(residual) => (Finish::AddResidual, residual),
+                Epilogue::ResidualOf(dense) => (Finish::ResidualOf, dense),
+            };
             let (output, lse) = <Dispatch as McSparseOps>::mc_sparse_attention(
                 query.into_dispatch(),
                 key.into_dispatch(),
                 value.into_dispatch(),
                 order.into_dispatch(),
                 indices.into_dispatch(),
+                other.into_dispatch(),
+                finish,
                 options.group_size,
                 options.scale,
             );
             (Tensor::from_dispatch(output), Tensor::from_dispatch(lse))
         }
-        _ => reference::sparse_attention(query, key, value, order, indices, &options),
+        _ => reference::sparse_attention(query, key, value, order, indices, epilogue, &options),
     }
 }
 

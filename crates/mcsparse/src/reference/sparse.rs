@@ -6,7 +6,10 @@ use super::{
     dense::attend,
     rows::{INDEX, arange, chunk_len, invert, join_heads, take_rows},
 };
-use crate::{check::Problem, ops::SparseOptions};
+use crate::{
+    check::Problem,
+    ops::{Epilogue, SparseOptions},
+};
 
 /// Sparse attention: the queries of group `g` attend to the keys `indices[g]`, gathered one by one.
 ///
@@ -16,7 +19,8 @@ use crate::{check::Problem, ops::SparseOptions};
 /// - `order`: `[batch, heads, queries]`, the groups as [`super::group_queries`] returns them
 /// - `indices`: `[batch, heads, groups, kept]`, `groups = ceil(queries / group_size)`
 /// - returns the output `[batch, heads, queries, head_dim]` in the order and dtype of `query`, and the log-sum-exp
-///   (natural logarithm) over the kept keys `[batch, heads, queries]` in f32
+///   (natural logarithm) over the kept keys `[batch, heads, queries]` in f32; `epilogue` may add or take a tensor of the
+///   output's shape
 ///
 /// # Panics
 ///
@@ -27,6 +31,7 @@ pub fn sparse_attention(
     value: Tensor<4>,
     order: Tensor<3, Int>,
     indices: Tensor<4, Int>,
+    epilogue: Epilogue,
     options: &SparseOptions,
 ) -> (Tensor<4>, Tensor<3>) {
     let SparseOptions { group_size, scale, workspace_bytes } = *options;
@@ -64,6 +69,11 @@ pub fn sparse_attention(
     let place = invert(order);
     let output = take_rows(Tensor::cat(outputs, 1), place.clone()).reshape([batch, heads, queries, head_dim]);
     let lse = take_rows(Tensor::cat(lses, 1), place).reshape([batch, heads, queries]);
+    let output = match epilogue {
+        Epilogue::Output => output,
+        Epilogue::AddResidual(residual) => output + residual.cast(DType::F32),
+        Epilogue::ResidualOf(dense) => dense.cast(DType::F32) - output,
+    };
     (output.cast(problem.dtype), lse)
 }
 

@@ -1,8 +1,7 @@
 //! CubeCL kernels: one source for CUDA, ROCm, Metal, Vulkan, WebGPU and the CubeCL CPU runtime.
 
 mod attend;
-mod launch;
-mod partition;
+mod select;
 
 use burn::{
     backend::{
@@ -15,9 +14,12 @@ use burn::{
 use burn_cubecl::{CubeBackend, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
 use cubecl::ir::HardwareProperties;
 
+use attend::simt;
+use select::partition;
+
 use crate::{
     check::Problem,
-    ops::{McSparseOps, Route, Stage},
+    ops::{Finish, McSparseOps, Route, Stage},
 };
 
 /// Cubes along the first axis of a launch, below the WebGPU limit of 65,535; more go along the second.
@@ -29,11 +31,11 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
     let hardware = &client.properties().hardware;
     match stage {
         Stage::Dense | Stage::Sparse => {
-            if !problem.head_dim.is_multiple_of(attend::VECTOR) {
-                return Err(format!("head_dim {} is no multiple of {}", problem.head_dim, attend::VECTOR));
+            if !problem.head_dim.is_multiple_of(simt::VECTOR) {
+                return Err(format!("head_dim {} is no multiple of {}", problem.head_dim, simt::VECTOR));
             }
-            let shared = attend::Tile::of(problem.head_dim).shared_bytes(problem.head_dim);
-            fits(hardware, attend::UNITS, shared)?;
+            let shared = simt::Tile::of(problem.head_dim).shared_bytes(problem.head_dim);
+            fits(hardware, simt::UNITS, shared)?;
             Ok(Route::Kernel(if stage == Stage::Dense { "cube shared-memory tiles" } else { "cube gathered tiles" }))
         }
         // Without the kernel the tensor operations would sort, which CubeCL backends do on the host.
@@ -67,8 +69,8 @@ impl McSparseOps for CubeBackend {
         value: FloatTensor<Self>,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let lists = launch::Lists::none(&query);
-        launch::attend(query, key, value, lists, scale as f32)
+        let (lists, unread) = (attend::Lists::none(&query), query.clone());
+        attend::attend(query, key, value, lists, (Finish::Output, unread), scale as f32)
     }
 
     fn mc_sparse_attention(
@@ -77,11 +79,13 @@ impl McSparseOps for CubeBackend {
         value: FloatTensor<Self>,
         order: IntTensor<Self>,
         indices: IntTensor<Self>,
+        other: FloatTensor<Self>,
+        finish: Finish,
         group_size: usize,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let lists = launch::Lists::gathered(order, indices, group_size);
-        launch::attend(query, key, value, lists, scale as f32)
+        let lists = attend::Lists::gathered(order, indices, group_size);
+        attend::attend(query, key, value, lists, (finish, other), scale as f32)
     }
 }
 

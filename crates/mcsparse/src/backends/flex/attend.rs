@@ -42,16 +42,25 @@ pub(super) fn dense(query: &Rows, key: &Rows, value: &Rows, scale: f32) -> (Vec<
     (output, lse)
 }
 
-/// Token-gather attention: output `[heads, queries, dim]` in the order of the queries, and log-sum-exp.
+/// The groups and their keys, flat: `[heads, queries]` and `[heads, groups, kept]`.
+#[derive(Clone, Copy)]
+pub(super) struct Groups<'a> {
+    pub order: &'a [u32],
+    pub indices: &'a [u32],
+    pub group_size: usize,
+}
+
+/// Token-gather attention: output `[heads, queries, dim]` in the order of the queries, and log-sum-exp. With an `epilogue`
+/// of rows and a sign, the output becomes `rows + sign * output`.
 pub(super) fn sparse(
     query: &Rows,
     key: &Rows,
     value: &Rows,
-    order: &[u32],
-    indices: &[u32],
-    group_size: usize,
+    groups: Groups,
+    epilogue: Option<(&Rows, f32)>,
     scale: f32,
 ) -> (Vec<f32>, Vec<f32>) {
+    let Groups { order, indices, group_size } = groups;
     let [_, heads, queries, dim] = query.dims;
     let (z, groups) = (query.heads(), queries.div_ceil(group_size));
     assert_eq!(order.len(), z * queries, "order: expected one position for each query");
@@ -87,7 +96,14 @@ pub(super) fn sparse(
         let from = z * queries..(z + 1) * queries;
         for (place, &row) in order[from.clone()].iter().enumerate() {
             let (row, place) = (row as usize, from.start + place);
-            output[row * dim..][..dim].copy_from_slice(&sorted[place * dim..][..dim]);
+            let (to, from) = (&mut output[row * dim..][..dim], &sorted[place * dim..][..dim]);
+            match epilogue {
+                None => to.copy_from_slice(from),
+                Some((rows, sign)) => {
+                    rows.head(z).copy_row(row, 1.0, to);
+                    to.iter_mut().zip(from).for_each(|(to, from)| *to += sign * from);
+                }
+            }
             lse[row] = sorted_lse[place];
         }
     });

@@ -15,7 +15,7 @@ use burn::backend::{
 
 use crate::{
     check::Problem,
-    ops::{McSparseOps, Route, Stage},
+    ops::{Finish, McSparseOps, Route, Stage},
     reference::{GroupOptions, SelectOptions},
 };
 use rows::{Rows, floats, index_values, indices};
@@ -74,6 +74,8 @@ impl McSparseOps for Flex {
         value: FloatTensor<Self>,
         order: IntTensor<Self>,
         indices: IntTensor<Self>,
+        other: FloatTensor<Self>,
+        finish: Finish,
         group_size: usize,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
@@ -81,7 +83,10 @@ impl McSparseOps for Flex {
         let (query, key, value) = (Rows::new(&query), Rows::new(&key), Rows::new(&value));
         let [batch, heads, queries, dim] = query.dims;
         let (order, indices) = (index_values(&order), index_values(&indices));
-        let (output, lse) = attend::sparse(&query, &key, &value, &order, &indices, group_size, scale as f32);
+        let groups = attend::Groups { order: &order, indices: &indices, group_size };
+        let other = (finish != Finish::Output).then(|| Rows::new(&other));
+        let epilogue = other.as_ref().map(|other| (other, if finish == Finish::AddResidual { 1.0 } else { -1.0 }));
+        let (output, lse) = attend::sparse(&query, &key, &value, groups, epilogue, scale as f32);
         (
             floats(output, &[batch, heads, queries, dim], dtype),
             floats(lse, &[batch, heads, queries], burn::tensor::DType::F32),

@@ -7,15 +7,17 @@
 
 use cubecl::prelude::*;
 
+use crate::ops::Finish;
+
 /// Units of a cube: the WebGPU limit.
-pub(super) const UNITS: u32 = 256;
+pub(in super::super) const UNITS: u32 = 256;
 /// Elements that shared memory is read by.
-pub(super) const VECTOR: usize = 4;
+pub(in super::super) const VECTOR: usize = 4;
 type V = Const<4>;
 
 /// Queries and keys of a tile.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Tile {
+pub(in super::super) struct Tile {
     pub queries: usize,
     pub keys: usize,
 }
@@ -61,12 +63,14 @@ pub(super) fn attend<E: Float>(
     value: &Tensor<E>,
     order: &[i32],
     indices: &[i32],
+    other: &Tensor<E>,
     output: &mut Tensor<E>,
     lse: &mut [f32],
     sizes: Sizes,
     #[comptime] tile: Tile,
     #[comptime] dim: usize,
     #[comptime] gathered: bool,
+    #[comptime] finish: Finish,
     #[define(E)] _dtype: ElemType,
 ) {
     let vectors = comptime!(dim / VECTOR);
@@ -202,11 +206,18 @@ pub(super) fn attend<E: Float>(
 
     if first + (row as u32) < end {
         let at = z * sizes.queries as usize + token;
+        let other_base = batch as usize * other.stride(0) + head as usize * other.stride(1) + token * other.stride(2);
         #[unroll]
         for c in 0..columns_per_unit {
             let column = c * units_per_row + lane;
             if column < vectors {
-                let result = accumulator[c] / Vector::new(sum);
+                let mut result = accumulator[c] / Vector::new(sum);
+                if comptime!(finish == Finish::AddResidual) {
+                    result += load(other, other_base, column);
+                }
+                if comptime!(finish == Finish::ResidualOf) {
+                    result = load(other, other_base, column) - result;
+                }
                 #[unroll]
                 for e in 0..comptime!(VECTOR) {
                     output[at * dim + column * comptime!(VECTOR) + e] = E::cast_from(result.extract(e));

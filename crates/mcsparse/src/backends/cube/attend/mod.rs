@@ -1,5 +1,7 @@
 //! From Burn tensors to a launch of the attention kernel.
 
+pub(super) mod simt;
+
 use burn::{
     backend::{TensorMetadata, cubecl::dtype_to_storage_type},
     tensor::DType,
@@ -7,11 +9,9 @@ use burn::{
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use super::{
-    CUBES_X,
-    attend::{self, SizesLaunch, Tile, UNITS},
-    empty,
-};
+use self::simt::{SizesLaunch, Tile, UNITS};
+use super::{CUBES_X, empty};
+use crate::ops::Finish;
 
 /// Which keys each query attends to.
 pub(super) struct Lists {
@@ -38,12 +38,13 @@ impl Lists {
     }
 }
 
-/// Output in the order and dtype of `query`, and log-sum-exp.
+/// Output in the order and dtype of `query`, with `other` as `finish` says, and log-sum-exp.
 pub(super) fn attend(
     query: CubeTensor,
     key: CubeTensor,
     value: CubeTensor,
     lists: Lists,
+    (finish, other): (Finish, CubeTensor),
     scale: f32,
 ) -> (CubeTensor, CubeTensor) {
     let [batch, heads, queries, dim] = query.shape().dims();
@@ -57,6 +58,13 @@ pub(super) fn attend(
     );
     let dtype = query.dtype;
     assert!(key.dtype == dtype && value.dtype == dtype, "attention: query, key and value must share a dtype");
+    assert!(
+        finish == Finish::Output || (other.shape() == query.shape() && other.dtype == dtype),
+        "attention: residual or dense output {:?} {:?} does not go with query {:?} {dtype:?}",
+        other.shape(),
+        other.dtype,
+        query.shape()
+    );
     // Dense attention is one group of all queries.
     let group_size = lists.group_size.unwrap_or(queries).clamp(1, queries);
     let groups = queries.div_ceil(group_size);
@@ -78,7 +86,7 @@ pub(super) fn attend(
     let cubes_x = cubes.min(CUBES_X);
     let output = empty(&query, &[batch, heads, queries, dim], dtype);
     let lse = empty(&query, &[batch, heads, queries], DType::F32);
-    let address = [&query, &key, &value, &lists.indices, &output].map(CubeTensor::required_address_type);
+    let address = [&query, &key, &value, &lists.indices, &other, &output].map(CubeTensor::required_address_type);
     let sizes = SizesLaunch::new(
         queries as u32,
         keys as u32,
@@ -95,7 +103,7 @@ pub(super) fn attend(
     // SAFETY: every access stays inside the tensors whose strides and sizes are passed: the shapes fit each other (above),
     // rows and keys are bounded by the sizes, and the kernel clamps what order and indices hold.
     unsafe {
-        attend::attend::launch_unchecked(
+        simt::attend::launch_unchecked(
             &client,
             CubeCount::Static(cubes_x as u32, cubes.div_ceil(cubes_x) as u32, 1),
             CubeDim::new_1d(UNITS),
@@ -105,12 +113,14 @@ pub(super) fn attend(
             value.into_tensor_arg(),
             lists.order.into_buffer_arg(),
             lists.indices.into_buffer_arg(),
+            other.into_tensor_arg(),
             output.clone().into_tensor_arg(),
             lse.clone().into_buffer_arg(),
             sizes,
             tile,
             dim,
             lists.group_size.is_some(),
+            finish,
             dtype_to_storage_type(dtype),
         );
     }

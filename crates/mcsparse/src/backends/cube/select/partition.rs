@@ -9,18 +9,18 @@ use burn::{backend::TensorMetadata, tensor::DType};
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use super::{CUBES_X, empty};
+use super::super::{CUBES_X, empty};
 
 /// Units of a cube: the WebGPU limit.
-pub(super) const UNITS: u32 = 256;
+pub(in super::super) const UNITS: u32 = 256;
 /// Values of the digit that one pass looks at.
 const DIGITS: usize = 16;
 /// Bytes of shared memory: the counts of each digit by each unit, and their totals.
-pub(super) const SHARED_BYTES: usize = 4 * DIGITS * (UNITS as usize + 1);
+pub(in super::super) const SHARED_BYTES: usize = 4 * DIGITS * (UNITS as usize + 1);
 
 /// The indices of the `k` largest of each row of `values` `[rows, n]` in ascending order, ties to the lowest index, NaN
 /// last; then, if `with_rest`, the indices of the others in ascending order.
-pub(super) fn partition(values: CubeTensor, k: usize, with_rest: bool) -> CubeTensor {
+pub(in super::super) fn partition(values: CubeTensor, k: usize, with_rest: bool) -> CubeTensor {
     let values = into_contiguous(values);
     let [rows, n] = values.shape().dims();
     assert_eq!(values.dtype, DType::F32, "partition: expected f32 values");

@@ -1,0 +1,3 @@
+//! Selection of each group's keys.
+
+pub(super) mod partition;
