@@ -1,6 +1,8 @@
 //! CubeCL kernels: one source for CUDA, ROCm, Metal, Vulkan, WebGPU and the CubeCL CPU runtime.
 
 mod attend;
+mod fragment;
+mod matrix_units;
 mod select;
 
 use burn::{

@@ -1,6 +1,9 @@
 //! From Burn tensors to a launch of the attention kernel.
 
+pub(super) mod matrix;
+mod mma;
 pub(super) mod simt;
+mod sizes;
 
 use burn::{
     backend::{TensorMetadata, cubecl::dtype_to_storage_type},
@@ -9,7 +12,10 @@ use burn::{
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use self::simt::{SizesLaunch, Tile, UNITS};
+use self::{
+    simt::{Tile, UNITS},
+    sizes::{Sizes, SizesLaunch},
+};
 use super::{CUBES_X, empty};
 use crate::ops::Finish;
 
@@ -80,13 +86,18 @@ pub(super) fn attend(
         assert!(kept > 0, "indices: expected at least one key");
         keys = kept;
     }
-    let tile = Tile::of(dim);
-    let tiles_per_group = group_size.div_ceil(tile.queries);
+    let client = query.client.clone();
+    let matrix = matrix::tile(client.properties(), dtype, dim, group_size).ok();
+    let simt = Tile::of(dim);
+    let rows = matrix.map_or(simt.queries, |tile| tile.queries());
+    let tiles_per_group = group_size.div_ceil(rows);
     let cubes = batch * heads * groups * tiles_per_group;
     let cubes_x = cubes.min(CUBES_X);
+    let cube_count = CubeCount::Static(cubes_x as u32, cubes.div_ceil(cubes_x) as u32, 1);
     let output = empty(&query, &[batch, heads, queries, dim], dtype);
     let lse = empty(&query, &[batch, heads, queries], DType::F32);
-    let address = [&query, &key, &value, &lists.indices, &other, &output].map(CubeTensor::required_address_type);
+    let tensors = [&query, &key, &value, &lists.indices, &other, &output];
+    let address = tensors.map(CubeTensor::required_address_type).into_iter().max().unwrap_or_default();
     let sizes = SizesLaunch::new(
         queries as u32,
         keys as u32,
@@ -99,15 +110,19 @@ pub(super) fn attend(
         (heads / kv_heads) as u32,
         scale,
     );
-    let client = query.client.clone();
+    if let Some(tile) = matrix {
+        let results = (output.clone(), lse.clone());
+        matrix::launch(tile, [query, key, value], lists, (finish, other), results, sizes, cube_count, address);
+        return (output, lse);
+    }
     // SAFETY: every access stays inside the tensors whose strides and sizes are passed: the shapes fit each other (above),
     // rows and keys are bounded by the sizes, and the kernel clamps what order and indices hold.
     unsafe {
         simt::attend::launch_unchecked(
             &client,
-            CubeCount::Static(cubes_x as u32, cubes.div_ceil(cubes_x) as u32, 1),
+            cube_count,
             CubeDim::new_1d(UNITS),
-            address.into_iter().max().unwrap_or_default(),
+            address,
             query.into_tensor_arg(),
             key.into_tensor_arg(),
             value.into_tensor_arg(),
@@ -117,7 +132,7 @@ pub(super) fn attend(
             output.clone().into_tensor_arg(),
             lse.clone().into_buffer_arg(),
             sizes,
-            tile,
+            simt,
             dim,
             lists.group_size.is_some(),
             finish,

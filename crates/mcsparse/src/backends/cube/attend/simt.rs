@@ -7,6 +7,7 @@
 
 use cubecl::prelude::*;
 
+use super::Sizes;
 use crate::ops::Finish;
 
 /// Units of a cube: the WebGPU limit.
@@ -36,24 +37,6 @@ impl Tile {
     pub const fn shared_bytes(&self, head_dim: usize) -> usize {
         4 * ((self.queries + self.keys) * head_dim + self.queries * self.keys)
     }
-}
-
-/// The numbers that change from launch to launch without a new compilation.
-#[derive(CubeLaunch, CubeType)]
-pub(super) struct Sizes {
-    pub queries: u32,
-    /// Keys that a query attends to.
-    pub keys: u32,
-    /// Keys that there are.
-    pub all_keys: u32,
-    pub group_size: u32,
-    pub groups: u32,
-    pub tiles_per_group: u32,
-    pub heads: u32,
-    pub batch: u32,
-    /// Query heads for each key/value head.
-    pub heads_per_kv: u32,
-    pub scale: f32,
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]

@@ -1,3 +1,4 @@
 //! Selection of each group's keys.
 
+pub(super) mod mma;
 pub(super) mod partition;

@@ -1,0 +1,77 @@
+//! From Burn tensors to a launch of the matrix-unit attention kernel.
+
+use burn::{backend::cubecl::dtype_to_storage_type, tensor::DType};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::{ir::DeviceProperties, prelude::*};
+
+use super::{
+    super::{fits, fragment::CHUNK, matrix_units},
+    Lists,
+    mma::{self, Tile},
+    sizes::SizesLaunch,
+};
+use crate::ops::Finish;
+
+/// The tile for a problem, or why the device has none. `rows` are the queries that a cube may take at most.
+pub(in super::super) fn tile(
+    properties: &DeviceProperties,
+    dtype: DType,
+    head_dim: usize,
+    rows: usize,
+) -> Result<Tile, String> {
+    matrix_units::supports(properties, dtype, head_dim)?;
+    let ptx = matrix_units::has_ptx(properties);
+    // Half as many planes where a group would leave half of them idle.
+    let planes = if rows <= 64 { 4 } else { 8 };
+    let keys = match head_dim {
+        0..=128 if planes == 8 => 64, // 32 registers of scores beside 64 of output and 32 of queries
+        _ => 32,                      // 128 of output and 64 of queries at head_dim 256; or few units to bring a tile
+    };
+    let tile = Tile { planes, keys, ptx, async_copy: ptx };
+    fits(&properties.hardware, tile.units() as u32, tile.shared_bytes(head_dim))?;
+    Ok(tile)
+}
+
+/// Launches the kernel. Shapes fit each other, and `output` and `lse` are contiguous.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn launch(
+    tile: Tile,
+    [query, key, value]: [CubeTensor; 3],
+    lists: Lists,
+    (finish, other): (Finish, CubeTensor),
+    (output, lse): (CubeTensor, CubeTensor),
+    sizes: SizesLaunch,
+    cube_count: CubeCount,
+    address: AddressType,
+) {
+    let (client, dtype) = (query.client.clone(), query.dtype);
+    let head_dim = query.meta.shape()[3];
+    let vector_size = matrix_units::vector_size(&[&query, &key, &value]);
+    let tile = Tile { async_copy: tile.async_copy && vector_size == CHUNK, ..tile };
+    let gathered = lists.group_size.is_some();
+    // SAFETY: every access stays inside the tensors whose strides and sizes are passed: the shapes fit each other, rows and
+    // keys are bounded by the sizes, the kernel clamps what order and indices hold, and vectors are read only where aligned.
+    unsafe {
+        mma::attend::launch_unchecked(
+            &client,
+            cube_count,
+            CubeDim::new_1d(tile.units() as u32),
+            address,
+            vector_size,
+            query.into_tensor_arg(),
+            key.into_tensor_arg(),
+            value.into_tensor_arg(),
+            lists.order.into_buffer_arg(),
+            lists.indices.into_buffer_arg(),
+            other.into_tensor_arg(),
+            output.into_buffer_arg(),
+            lse.into_buffer_arg(),
+            sizes,
+            tile,
+            head_dim,
+            gathered,
+            finish,
+            dtype_to_storage_type(dtype),
+        );
+    }
+}
