@@ -5,6 +5,8 @@ pub mod naive;
 #[rustfmt::skip] // as the README has it
 pub mod snippet;
 
+use std::{collections::BTreeSet, io::Write, sync::Mutex};
+
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use proptest::prelude::{ProptestConfig, Strategy, prop_oneof};
 
@@ -51,9 +53,12 @@ pub fn half_dtypes(device: &Device, test: &str) -> Vec<(DType, f64)> {
     let all = [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))];
     let (have, lack): (Vec<_>, Vec<_>) = all.into_iter().partition(|(dtype, _)| device.supports_dtype(*dtype));
     assert!(lack.is_empty() || !is_flex(), "{test}: Flex lacks {lack:?}");
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     for (dtype, _) in lack {
-        use std::io::Write;
-        writeln!(std::io::stderr(), "{test}: SKIPPED for {dtype:?}, which the device lacks").expect("stderr is open");
+        let line = format!("{test}: SKIPPED for {dtype:?}, which the device lacks");
+        if SAID.lock().expect("nothing panics with it").insert(line.clone()) {
+            writeln!(std::io::stderr(), "{line}").expect("stderr is open");
+        }
     }
     have
 }

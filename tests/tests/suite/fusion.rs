@@ -4,12 +4,12 @@
 //! The unfused backend is there in both, so its kernels are called here on tensors of its own.
 
 use burn::{
-    backend::{DispatchDevice, TensorMetadata, tensor::FloatTensor},
-    tensor::{
-        Device, Int, Tensor, TensorData,
-        backend::ops::{FloatTensorOps, IntTensorOps},
-        read_sync,
+    backend::{
+        DispatchDevice, TensorMetadata,
+        ops::{FloatTensorOps, IntTensorOps},
+        tensor::{FloatTensor, IntTensor},
     },
+    tensor::{Device, Int, Tensor, TensorData, read_sync},
 };
 use burn_cubecl::{CubeBackend, CubeDevice};
 use mcsparse::ops::{Epilogue, Finish, McSparseOps, Route, Stage, partition_indices};
@@ -20,6 +20,7 @@ use mcsparse_tests::{
 };
 
 type Float = FloatTensor<CubeBackend>;
+type Integer = IntTensor<CubeBackend>;
 
 const SHAPES: [(Shape, usize); 3] = [
     (Shape { batch: 2, kv_heads: 2, shared: 2, tokens: 77, head_dim: 64, group_size: 16, seed: 41 }, 13),
@@ -40,7 +41,7 @@ fn unfused(tensor: &Tensor<4>, device: &CubeDevice) -> Float {
     CubeBackend::float_swap_dims(packed, 1, 2)
 }
 
-fn int<const D: usize>(tensor: &Tensor<D, Int>, device: &CubeDevice) -> burn::backend::tensor::IntTensor<CubeBackend> {
+fn int<const D: usize>(tensor: &Tensor<D, Int>, device: &CubeDevice) -> Integer {
     CubeBackend::int_from_data(tensor.to_data(), device)
 }
 
@@ -48,7 +49,7 @@ fn floats(tensor: Float) -> TensorData {
     read_sync(CubeBackend::float_into_data(tensor)).expect("the device works")
 }
 
-fn integers(tensor: burn::backend::tensor::IntTensor<CubeBackend>) -> TensorData {
+fn integers(tensor: Integer) -> TensorData {
     read_sync(CubeBackend::int_into_data(tensor)).expect("the device works")
 }
 

@@ -9,7 +9,7 @@ use mcsparse_tests::{
 
 /// Large enough for many threads and cubes to run at once; less on software devices.
 fn cases() -> Vec<Case> {
-    let (device, tokens) = (device(), if is_flex() { 600 } else { 200 });
+    let (device, tokens) = (device(), if is_flex() { 600 } else { 130 });
     let shape = Shape { batch: 2, kv_heads: 2, shared: 2, tokens, head_dim: 64, group_size: 32, seed: 51 };
     let case = Case::new("repeat", &shape, tokens / 6, &device);
     let half = half_dtypes(&device, "repeat").into_iter().map(|(dtype, _)| case.cast(dtype)).collect();
