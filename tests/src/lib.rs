@@ -1,8 +1,11 @@
 //! What the tests share: the device under test, random inputs, a scalar f64 oracle and error measures.
 
+pub mod case;
 pub mod naive;
 #[rustfmt::skip] // as the README has it
 pub mod snippet;
+
+use std::{collections::BTreeSet, io::Write, sync::Mutex};
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use proptest::prelude::{ProptestConfig, Strategy, prop_oneof};
@@ -38,6 +41,26 @@ pub fn device() -> Device {
 /// Whether the device under test is Flex. On others, software Vulkan above all, fewer random cases are tried.
 pub fn is_flex() -> bool {
     std::env::var("BURN_DEVICE").map_or(true, |name| name == "flex")
+}
+
+/// The 16-bit float types that the device has, with the largest relative error of rounding to each. What is left out is
+/// written to the terminal past the test harness, which keeps the output of tests that pass to itself.
+///
+/// # Panics
+///
+/// If Flex, which has both, says that it has not: then nothing would be tested anywhere.
+pub fn half_dtypes(device: &Device, test: &str) -> Vec<(DType, f64)> {
+    let all = [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))];
+    let (have, lack): (Vec<_>, Vec<_>) = all.into_iter().partition(|(dtype, _)| device.supports_dtype(*dtype));
+    assert!(lack.is_empty() || !is_flex(), "{test}: Flex lacks {lack:?}");
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    for (dtype, _) in lack {
+        let line = format!("{test}: SKIPPED for {dtype:?}, which the device lacks");
+        if SAID.lock().expect("nothing panics with it").insert(line.clone()) {
+            writeln!(std::io::stderr(), "{line}").expect("stderr is open");
+        }
+    }
+    have
 }
 
 /// Property-test settings: fresh random cases every run, fewer on a GPU interface emulated in software. A failing case is

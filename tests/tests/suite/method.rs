@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Tensor};
 use mcsparse::{Error, McSparseConfig, MetaCache, Schedule, SinkTokens, StepKind, reference::dense_attention};
 use mcsparse_tests::{
-    Shape, cases, device,
+    Shape, cases, device, half_dtypes,
     naive::{Naive, index_rows},
     relative_error, relative_error_of, shapes, values,
 };
@@ -96,10 +96,7 @@ proptest! {
     #[test]
     fn half_precision_keeps_its_dtype_and_its_error(shape in shapes(), density in 0.1f64..1.0) {
         let device = device();
-        for (dtype, epsilon) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
-            if !device.supports_dtype(dtype) {
-                continue;
-            }
+        for (dtype, epsilon) in half_dtypes(&device, "half_precision_keeps_its_dtype_and_its_error") {
             let qkv = shape.qkv(&device).map(|t| t.cast(dtype));
             let [q, k, v] = qkv.clone().map(|t| t.cast(DType::F32));
             let dense = dense_attention(q, k, v, (shape.head_dim as f64).powf(-0.5), 1 << 24).0;

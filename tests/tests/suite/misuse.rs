@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 use mcsparse::{
     Anchors, Branch, Error, McSparse, McSparseAttention, McSparseConfig, MetaCache, Schedule, SelfAttention, StepKind,
 };
-use mcsparse_tests::{device, random};
+use mcsparse_tests::{device, half_dtypes, random};
 
 fn qkv(shape: [usize; 4], device: &Device) -> [Tensor<4>; 3] {
     [1, 2, 3].map(|seed| random(shape, seed, device))
@@ -157,9 +157,9 @@ fn a_changed_problem_is_refused_by_name() {
         assert!(message.starts_with(&format!("{argument} of layer 2, branch conditional")), "{message}");
         assert!(message.contains(&format!("got {got};")), "{message}");
     }
-    if case.device.supports_dtype(DType::F16) {
+    for (dtype, _) in half_dtypes(&case.device.clone(), "misuse") {
         let message = case.refused(|c| {
-            let [q, k, v] = qkv(SHAPE, &c.device).map(|t| t.cast(DType::F16));
+            let [q, k, v] = qkv(SHAPE, &c.device).map(|t| t.cast(dtype));
             c.attention.forward(q, k, v, &mut c.cache)
         });
         assert!(message.starts_with("dtype of layer 2"), "{message}");

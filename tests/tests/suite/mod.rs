@@ -1,5 +1,6 @@
 //! One module for each subject.
 
+mod awkward;
 mod cache;
 mod dit_denoise;
 mod dit_load;
@@ -7,7 +8,13 @@ mod dit_parity;
 mod dit_pretrained;
 mod dit_sampler;
 mod dit_support;
+#[cfg(feature = "cube")]
+mod fusion;
+mod half;
+mod hostile;
 mod method;
 mod misuse;
 mod readme;
+mod real_attention;
+mod repeat;
 mod stages;

@@ -7,26 +7,13 @@ use mcsparse::{
     reference::{self, GroupOptions, SelectOptions},
 };
 use mcsparse_tests::{
-    Shape, cases, device,
+    Shape,
+    case::{F32, WORKSPACE, routes},
+    cases, device,
     naive::{Naive, groups, index_rows},
     random, relative_error_of, shapes, values,
 };
 use proptest::prelude::*;
-
-/// f32 sums of up to 256 products and 150 weights: a few hundred roundings of 6e-8.
-const F32: f64 = 2e-5;
-/// Small on purpose, so that every stage has to work in chunks.
-const WORKSPACE: usize = 40_000;
-
-/// The reference, and the device's kernel if it has one.
-fn routes(stage: Stage, problem: &Problem) -> Vec<Route> {
-    let mut routes = vec![ops::route(stage, problem, Kernels::Reference)];
-    let auto = ops::route(stage, problem, Kernels::Auto);
-    if !matches!(auto, Route::Reference { .. }) {
-        routes.push(auto);
-    }
-    routes
-}
 
 fn group_options(shape: &Shape) -> GroupOptions {
     GroupOptions { group_size: shape.group_size, power_iterations: 4, seed: 0, workspace_bytes: WORKSPACE }
