@@ -7,6 +7,7 @@ mod dit_parity;
 mod dit_pretrained;
 mod dit_sampler;
 mod dit_support;
+mod grouping;
 mod method;
 mod misuse;
 mod readme;
