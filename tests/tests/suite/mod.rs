@@ -10,6 +10,7 @@ mod dit_sampler;
 mod dit_support;
 #[cfg(feature = "cube")]
 mod fusion;
+mod grouping;
 mod half;
 mod hostile;
 mod method;

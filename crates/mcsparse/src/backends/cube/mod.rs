@@ -2,7 +2,9 @@
 
 mod attend;
 mod fragment;
+mod group;
 mod matrix_units;
+mod radix;
 mod select;
 
 use burn::{
@@ -22,6 +24,7 @@ use select::partition;
 use crate::{
     check::Problem,
     ops::{Finish, McSparseOps, Route, Stage},
+    reference::GroupOptions,
 };
 
 /// Cubes along the first axis of a launch, below the WebGPU limit of 65,535; more go along the second.
@@ -40,8 +43,12 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             fits(hardware, simt::UNITS, shared)?;
             Ok(Route::Kernel(if stage == Stage::Dense { "cube shared-memory tiles" } else { "cube gathered tiles" }))
         }
+        Stage::Group => {
+            fits(hardware, group::UNITS, group::shared_bytes(problem.head_dim))?;
+            Ok(Route::Kernel("cube pddp"))
+        }
         // Without the kernel the tensor operations would sort, which CubeCL backends do on the host.
-        Stage::Group | Stage::Select => {
+        Stage::Select => {
             fits(hardware, partition::UNITS, partition::SHARED_BYTES)?;
             Ok(Route::Composed("cube radix selection"))
         }
@@ -61,6 +68,10 @@ fn fits(hardware: &HardwareProperties, units: u32, shared_bytes: usize) -> Resul
 }
 
 impl McSparseOps for CubeBackend {
+    fn mc_group_queries(query: FloatTensor<Self>, options: GroupOptions) -> IntTensor<Self> {
+        group::group_queries(query, &options)
+    }
+
     fn mc_partition_indices(values: FloatTensor<Self>, k: usize, with_rest: bool) -> IntTensor<Self> {
         partition::partition(values, k, with_rest)
     }

@@ -1,22 +1,18 @@
-//! Exact selection of the largest values of each row, without a sort, without atomics and without reading anything back.
+//! Exact selection of the largest values of each row, without a sort and without reading anything back.
 //!
-//! One cube of [`UNITS`] units takes one row. Eight passes over four bits each find the bits of the k-th largest value
-//! (radix select); then every unit counts what it keeps in its own stretch of the row, a scan over the units turns counts
-//! into places, and a last pass writes indices in ascending order. Counting in integers only: the same bits every run, and
-//! NaN handled by its bits, whatever a shader compiler assumes of floats.
+//! One cube of [`UNITS`] units takes one row: [`radix`] finds the k-th largest and the places, and a last pass writes indices
+//! in ascending order.
 
 use burn::{backend::TensorMetadata, tensor::DType};
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use super::super::{CUBES_X, empty};
+use super::super::{CUBES_X, empty, radix};
 
 /// Units of a cube: the WebGPU limit.
 pub(in super::super) const UNITS: u32 = 256;
-/// Values of the digit that one pass looks at.
-const DIGITS: usize = 16;
-/// Bytes of shared memory: the counts of each digit by each unit, and their totals.
-pub(in super::super) const SHARED_BYTES: usize = 4 * DIGITS * (UNITS as usize + 1);
+/// Bytes of shared memory.
+pub(in super::super) const SHARED_BYTES: usize = radix::scratch_bytes(UNITS as usize);
 
 /// The indices of the `k` largest of each row of `values` `[rows, n]` in ascending order, ties to the lowest index, NaN
 /// last; then, if `with_rest`, the indices of the others in ascending order.
@@ -55,100 +51,16 @@ fn partition_rows(values: &[f32], output: &mut [i32], rows: u32, n: u32, k: u32,
         terminate!();
     }
     let start = row as usize * n as usize;
-    let unit = UNIT_POS;
-    let mut counts = Shared::<[u32]>::new_slice(comptime!(UNITS as usize * DIGITS));
-    let mut totals = Shared::<[u32]>::new_slice(comptime!(DIGITS));
-
-    // Radix select from the highest digit down: `found` holds the digits so far, `missing` how many of the k lie among
-    // the values that share them.
-    let mut found = 0u32;
-    let mut missing = k;
-    #[unroll]
-    for pass in 0..8u32 {
-        let shift = comptime!(28 - 4 * pass);
-        let mut mine = Array::<u32>::new(comptime!(DIGITS));
-        #[unroll]
-        for d in 0..comptime!(DIGITS) {
-            mine[d] = 0u32;
-        }
-        let mut i = unit;
-        while i < n {
-            let key = descending(values[start + i as usize]);
-            let mut shares = true;
-            if comptime!(pass > 0) {
-                shares = (key ^ found) >> comptime!((shift + 4) % 32) == 0u32;
-            }
-            if shares {
-                let digit = (key >> shift) & 15u32;
-                #[unroll]
-                for d in 0..comptime!(DIGITS) {
-                    mine[d] += u32::cast_from(digit == comptime!(d as u32));
-                }
-            }
-            i += comptime!(UNITS);
-        }
-        #[unroll]
-        for d in 0..comptime!(DIGITS) {
-            counts[d * comptime!(UNITS as usize) + unit as usize] = mine[d];
-        }
-        sync_cube();
-        if unit < comptime!(DIGITS as u32) {
-            let mut total = 0u32;
-            for u in 0..comptime!(UNITS as usize) {
-                total += counts[unit as usize * comptime!(UNITS as usize) + u];
-            }
-            totals[unit as usize] = total;
-        }
-        sync_cube();
-        // Largest digit first.
-        let mut digit = 0u32;
-        let mut above = 0u32;
-        let mut done = false;
-        #[unroll]
-        for d in 0..comptime!(DIGITS) {
-            let count = totals[comptime!(DIGITS - 1 - d)];
-            if !done {
-                if above + count >= missing {
-                    digit = comptime!((DIGITS - 1 - d) as u32);
-                    done = true;
-                } else {
-                    above += count;
-                }
-            }
-        }
-        missing -= above;
-        found |= digit << shift;
-        sync_cube();
-    }
-
-    // Each unit owns one stretch of the row. Counts of values above the k-th and equal to it.
-    let stretch = n.div_ceil(comptime!(UNITS));
-    let first = min(unit * stretch, n);
-    let end = min(first + stretch, n);
-    let mut above = 0u32;
-    let mut equal = 0u32;
-    for i in first..end {
-        let key = descending(values[start + i as usize]);
-        above += u32::cast_from(key > found);
-        equal += u32::cast_from(key == found);
-    }
-    counts[unit as usize] = above;
-    counts[comptime!(UNITS as usize) + unit as usize] = equal;
-    sync_cube();
-    let mut above_before = 0u32;
-    let mut equal_before = 0u32;
-    for u in 0..unit as usize {
-        above_before += counts[u];
-        equal_before += counts[comptime!(UNITS as usize) + u];
-    }
-
-    // Of the equal ones the first `missing` are kept.
-    let mut kept = above_before + min(equal_before, missing);
+    let mut scratch = radix::Scratch::new(UNITS);
+    let last = radix::kth_largest(values, start, n, k, &mut scratch, UNITS);
+    let mine = radix::stretch(values, start, n, &last, &mut scratch, UNITS);
+    let mut kept = mine.kept;
+    let mut equal = mine.equal;
     let out = row as usize * width as usize;
-    for i in first..end {
-        let key = descending(values[start + i as usize]);
-        let keep = key > found || (key == found && equal_before < missing);
-        equal_before += u32::cast_from(key == found);
+    for i in mine.first..mine.end {
+        let key = radix::descending(values[start + i as usize]);
+        let keep = key > last.key || (key == last.key && equal < last.ties);
+        equal += u32::cast_from(key == last.key);
         if keep {
             output[out + kept as usize] = i as i32;
             kept += 1;
@@ -156,13 +68,4 @@ fn partition_rows(values: &[f32], output: &mut [i32], rows: u32, n: u32, k: u32,
             output[out + (k + i - kept) as usize] = i as i32;
         }
     }
-}
-
-/// Bits that order as the values do; -0 equals 0, NaN is below everything.
-#[cube]
-fn descending(value: f32) -> u32 {
-    let bits = u32::reinterpret(value);
-    let magnitude = bits & 0x7fff_ffffu32;
-    let ordered = select(bits > 0x8000_0000u32, !bits, magnitude | 0x8000_0000u32);
-    select(magnitude > 0x7f80_0000u32, 0u32, ordered)
 }
