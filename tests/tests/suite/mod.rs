@@ -10,4 +10,5 @@ mod dit_support;
 mod method;
 mod misuse;
 mod readme;
+mod selection;
 mod stages;

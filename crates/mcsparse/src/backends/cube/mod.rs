@@ -1,6 +1,7 @@
 //! CubeCL kernels: one source for CUDA, ROCm, Metal, Vulkan, WebGPU and the CubeCL CPU runtime.
 
 mod attend;
+mod rows;
 mod select;
 
 use burn::{
@@ -15,11 +16,12 @@ use burn_cubecl::{CubeBackend, ops::numeric::empty_device_contiguous_dtype, tens
 use cubecl::ir::HardwareProperties;
 
 use attend::simt;
-use select::partition;
+use select::{column_sums, partition};
 
 use crate::{
     check::Problem,
     ops::{Finish, McSparseOps, Route, Stage},
+    reference::SelectOptions,
 };
 
 /// Cubes along the first axis of a launch, below the WebGPU limit of 65,535; more go along the second.
@@ -39,9 +41,13 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             Ok(Route::Kernel(if stage == Stage::Dense { "cube shared-memory tiles" } else { "cube gathered tiles" }))
         }
         // Without the kernel the tensor operations would sort, which CubeCL backends do on the host.
-        Stage::Group | Stage::Select => {
+        Stage::Group => {
             fits(hardware, partition::UNITS, partition::SHARED_BYTES)?;
             Ok(Route::Composed("cube radix selection"))
+        }
+        Stage::Select => {
+            fits(hardware, column_sums::UNITS, column_sums::SHARED_BYTES.max(partition::SHARED_BYTES))?;
+            Ok(Route::Kernel("cube column sums"))
         }
     }
 }
@@ -61,6 +67,16 @@ fn fits(hardware: &HardwareProperties, units: u32, shared_bytes: usize) -> Resul
 impl McSparseOps for CubeBackend {
     fn mc_partition_indices(values: FloatTensor<Self>, k: usize, with_rest: bool) -> IntTensor<Self> {
         partition::partition(values, k, with_rest)
+    }
+
+    fn mc_select_keys(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        order: IntTensor<Self>,
+        options: SelectOptions,
+    ) -> IntTensor<Self> {
+        select::select_keys(query, key, lse, order, options)
     }
 
     fn mc_dense_attention(
