@@ -11,6 +11,7 @@ use burn::tensor::{Int, Tensor};
 #[cfg(any(feature = "flex", feature = "cube"))]
 use burn::backend::Dispatch;
 
+pub(crate) use crate::backends::workspace;
 use crate::{
     check::Problem,
     reference::{self, GroupOptions, SelectOptions},
@@ -96,8 +97,6 @@ pub fn select_keys(
             order.into_dispatch(),
             options,
         )),
-        #[cfg(feature = "cube")]
-        Route::Composed(_) => reference::select_keys_by(query, key, lse, order, &options, &partition_kernel),
         _ => reference::select_keys(query, key, lse, order, &options),
     }
 }

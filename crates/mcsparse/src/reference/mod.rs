@@ -20,8 +20,6 @@ pub(crate) use group::group_queries_by;
 #[cfg(feature = "flex")]
 pub(crate) use group::start_vector;
 pub use group::{GroupOptions, group_queries};
-#[cfg(feature = "cube")]
-pub(crate) use select::select_keys_by;
 pub use select::{SelectOptions, attention_mass, select_keys};
 pub use sparse::sparse_attention;
 pub use top_k::{partition_indices, top_k_indices};
