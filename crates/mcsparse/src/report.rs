@@ -25,6 +25,11 @@ pub struct StageRecord {
     pub runs: usize,
     /// Time of all runs; zero unless stages are timed.
     pub time: Duration,
+    /// The most temporary memory that a run took, in bytes, beside inputs and outputs. `None` where it is not known: tensor
+    /// operations take what the backend gives them, CPU kernels keep scratch in their threads.
+    pub workspace_bytes: Option<usize>,
+    /// The limit that the configuration sets; a single group may need more.
+    pub workspace_limit: usize,
 }
 
 /// The report of one run; see [`crate::MetaCache::report`].
@@ -58,6 +63,11 @@ impl RunReport {
         self.stages().filter(|(s, ..)| *s == stage).map(|(.., record)| record.time).sum()
     }
 
+    /// The most temporary memory that a run of `stage` took, in bytes; see [`StageRecord::workspace_bytes`].
+    pub fn workspace_bytes(&self, stage: Stage) -> Option<usize> {
+        self.stages().filter(|(s, ..)| *s == stage).filter_map(|(.., record)| record.workspace_bytes).max()
+    }
+
     /// Attention work of all calls as a share of dense attention, counted as [`crate::Plan::effective_density`] does, but
     /// from what really ran. 0 before the first call.
     pub fn effective_density(&self) -> f64 {
@@ -73,10 +83,12 @@ impl RunReport {
         self.calls.push(CallRecord { step, slot: slot.clone(), kind });
     }
 
-    pub(crate) fn add_stage(&mut self, stage: Stage, route: Route, time: Duration) {
+    pub(crate) fn add_stage(&mut self, stage: Stage, route: Route, run: StageRecord) {
         let record = self.stages.entry((stage, route)).or_default();
-        record.runs += 1;
-        record.time += time;
+        record.runs += run.runs;
+        record.time += run.time;
+        record.workspace_bytes = record.workspace_bytes.max(run.workspace_bytes);
+        record.workspace_limit = record.workspace_limit.max(run.workspace_limit);
     }
 
     pub(crate) fn add_pairs(&mut self, pairs: f64, dense: f64) {
@@ -105,11 +117,53 @@ impl fmt::Display for RunReport {
             if record.time > Duration::ZERO {
                 write!(f, ", {:.3} s", record.time.as_secs_f64())?;
             }
+            match record.workspace_bytes {
+                None => {}
+                Some(0) => write!(f, ", no workspace")?,
+                Some(bytes) => write!(f, ", workspace {} of {} MiB", mib(bytes), mib(record.workspace_limit))?,
+            }
             writeln!(f)?;
         }
         if self.untracked {
             writeln!(f, "  inputs came from an autodiff device: no gradient passes through this attention")?;
         }
         Ok(())
+    }
+}
+
+/// Mebibytes to two digits or more.
+fn mib(bytes: usize) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    format!("{mib:.*}", usize::from(mib < 10.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workspace_is_the_largest_of_all_runs() {
+        let mut report = RunReport::default();
+        for (stage, bytes) in [(Stage::Select, 3 << 20), (Stage::Select, 327_155_712), (Stage::Sparse, 0)] {
+            let run =
+                StageRecord { runs: 1, workspace_bytes: Some(bytes), workspace_limit: 512 << 20, ..Default::default() };
+            report.add_stage(stage, Route::Kernel("a kernel"), run);
+        }
+        report.add_stage(
+            Stage::Group,
+            Route::Reference { reason: "no kernel".into() },
+            StageRecord { runs: 1, ..Default::default() },
+        );
+        let workspace = [Stage::Select, Stage::Sparse, Stage::Group].map(|stage| report.workspace_bytes(stage));
+        assert_eq!(workspace, [Some(327_155_712), Some(0), None]);
+        let text = report.to_string();
+        for line in [
+            "grouping: 1 runs by tensor operations (no kernel)\n",
+            "selection: 2 runs by a kernel, workspace 312 of 512 MiB\n",
+            "sparse attention: 1 runs by a kernel, no workspace\n",
+        ] {
+            assert!(text.contains(line), "{line:?} is not in {text}");
+        }
+        assert_eq!(mib(3 << 19), "1.5");
     }
 }

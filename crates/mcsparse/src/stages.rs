@@ -11,6 +11,7 @@ use crate::{
     check::Problem,
     ops::{self, Epilogue, Route, SparseOptions, Stage, with_queries},
     reference::{GroupOptions, SelectOptions},
+    report::StageRecord,
 };
 
 /// One call with everything that its stages need.
@@ -170,11 +171,15 @@ impl<'a> Run<'a> {
 
     /// Runs a stage by the route of its problem and notes both in the report.
     fn stage<T>(&self, stage: Stage, queries: usize, cache: &mut MetaCache, run: impl FnOnce(&Route) -> T) -> T {
-        let route = ops::route(stage, &with_queries(self.problem, queries), self.config.kernels);
+        let problem = with_queries(self.problem, queries);
+        let route = ops::route(stage, &problem, self.config.kernels);
+        let workspace_limit = self.config.workspace_bytes;
+        let workspace_bytes = ops::workspace(stage, &route, &problem, self.group_size(), workspace_limit);
         let started = cache.is_timed().then(|| self.synced_now());
         let result = run(&route);
         let time = started.map_or(Duration::ZERO, |started| self.synced_now() - started);
-        cache.report_mut().add_stage(stage, route, time);
+        let record = StageRecord { runs: 1, time, workspace_bytes, workspace_limit };
+        cache.report_mut().add_stage(stage, route, record);
         result
     }
 

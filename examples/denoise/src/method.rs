@@ -57,7 +57,6 @@ impl Method {
                     .map(|(stage, route, record)| {
                         let (kernel, refusal) = match route {
                             Route::Kernel(name) => (Some((*name).to_owned()), None),
-                            Route::Composed(_) => (Some(route.to_string()), None),
                             Route::Reference { reason } => (None, Some(reason.clone())),
                         };
                         let (runs, seconds) = (record.runs, record.time.as_secs_f64());

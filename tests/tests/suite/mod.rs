@@ -18,4 +18,5 @@ mod misuse;
 mod readme;
 mod real_attention;
 mod repeat;
+mod selection;
 mod stages;

@@ -25,3 +25,21 @@ pub(crate) fn supports(stage: Stage, problem: &Problem) -> Result<Route, String>
         _ => Err(format!("no kernel for {:?}", problem.device)),
     }
 }
+
+/// Bytes of temporary memory that the kernel of `route` will take for groups of `group_size` under the limit
+/// `workspace_bytes`; `None` where that is not known: for tensor operations, and for CPU kernels, whose threads keep what
+/// they need.
+#[cfg_attr(not(feature = "cube"), allow(unused_variables))]
+pub(crate) fn workspace(
+    stage: Stage,
+    route: &Route,
+    problem: &Problem,
+    group_size: usize,
+    workspace_bytes: usize,
+) -> Option<usize> {
+    match (route, problem.device.as_dispatch()) {
+        #[cfg(feature = "cube")]
+        (Route::Kernel(_), DispatchDevice::Cube(_)) => cube::workspace(stage, problem, group_size, workspace_bytes),
+        _ => None,
+    }
+}

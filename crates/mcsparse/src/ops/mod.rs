@@ -11,6 +11,7 @@ use burn::tensor::{Int, Tensor};
 #[cfg(any(feature = "flex", feature = "cube"))]
 use burn::backend::Dispatch;
 
+pub(crate) use crate::backends::workspace;
 use crate::{
     check::Problem,
     reference::{self, GroupOptions, SelectOptions},
@@ -72,8 +73,6 @@ pub fn group_queries(route: &Route, query: Tensor<4>, options: GroupOptions) -> 
         Route::Kernel(_) => {
             Tensor::from_dispatch(<Dispatch as McSparseOps>::mc_group_queries(query.into_dispatch(), options))
         }
-        #[cfg(feature = "cube")]
-        Route::Composed(_) => reference::group_queries_by(query, &options, &partition_kernel),
         _ => reference::group_queries(query, &options),
     }
 }
@@ -96,8 +95,6 @@ pub fn select_keys(
             order.into_dispatch(),
             options,
         )),
-        #[cfg(feature = "cube")]
-        Route::Composed(_) => reference::select_keys_by(query, key, lse, order, &options, &partition_kernel),
         _ => reference::select_keys(query, key, lse, order, &options),
     }
 }
@@ -140,19 +137,16 @@ pub fn sparse_attention(
     }
 }
 
-/// Indices of the largest values of each row, by the kernel that [`Route::Composed`] names where `route` is one; shapes as
-/// in [`reference::partition_indices`].
+/// Indices of the largest values of each row, by the kernel of the backend if `route` (that of [`Stage::Select`]) is a
+/// kernel; shapes as in [`reference::partition_indices`].
 pub fn partition_indices(route: &Route, values: Tensor<2>, k: usize, with_rest: bool) -> Tensor<2, Int> {
     match route {
-        #[cfg(feature = "cube")]
-        Route::Composed(_) => partition_kernel(values, k, with_rest),
+        #[cfg(any(feature = "flex", feature = "cube"))]
+        Route::Kernel(_) => {
+            Tensor::from_dispatch(<Dispatch as McSparseOps>::mc_partition_indices(values.into_dispatch(), k, with_rest))
+        }
         _ => reference::partition_indices(values, k, with_rest),
     }
-}
-
-#[cfg(feature = "cube")]
-fn partition_kernel(values: Tensor<2>, k: usize, with_rest: bool) -> Tensor<2, Int> {
-    Tensor::from_dispatch(<Dispatch as McSparseOps>::mc_partition_indices(values.into_dispatch(), k, with_rest))
 }
 
 /// `problem` with another number of query rows, as a stage sees it that runs on some of them.

@@ -45,8 +45,6 @@ pub enum Kernels {
 pub enum Route {
     /// A kernel, by name.
     Kernel(&'static str),
-    /// Tensor operations with one kernel among them, by name.
-    Composed(&'static str),
     /// The reference in tensor operations, and why no kernel took the problem.
     Reference {
         /// The refusal.
@@ -58,7 +56,6 @@ impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Route::Kernel(name) => f.write_str(name),
-            Route::Composed(name) => write!(f, "tensor operations with {name}"),
             Route::Reference { reason } => write!(f, "tensor operations ({reason})"),
         }
     }

@@ -4,7 +4,6 @@ use burn::tensor::{DType, Int, Tensor};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
-    Partition,
     rows::{INDEX, arange, chunk_len, join_heads, take_rows},
     top_k::partition_indices,
 };
@@ -34,11 +33,6 @@ pub struct GroupOptions {
 /// - `query`: `[batch, heads, queries, head_dim]`
 /// - returns `order`: `[batch, heads, queries]`, 32-bit integers, a permutation of `0..queries` in each row
 pub fn group_queries(query: Tensor<4>, options: &GroupOptions) -> Tensor<3, Int> {
-    group_queries_by(query, options, &partition_indices)
-}
-
-/// [`group_queries`] with another way to pick the lower half of a node.
-pub(crate) fn group_queries_by(query: Tensor<4>, options: &GroupOptions, partition: Partition) -> Tensor<3, Int> {
     let [batch, heads, queries, dim] = query.dims();
     let device = query.device();
     let z = batch * heads;
@@ -67,7 +61,7 @@ pub(crate) fn group_queries_by(query: Tensor<4>, options: &GroupOptions, partiti
             // The gathered queries, the centred ones and a temporary.
             let chunk = chunk_len(nodes.len(), 3 * 4 * z * len * dim, options.workspace_bytes);
             for nodes in nodes.chunks(chunk) {
-                order = split(&rows, order, nodes, options, &start, partition);
+                order = split(&rows, order, nodes, options, &start);
             }
         }
         level = next;
@@ -96,7 +90,6 @@ fn split(
     nodes: &[Node],
     options: &GroupOptions,
     start: &[f32],
-    partition: Partition,
 ) -> Tensor<2, Int> {
     let [z, _, dim] = rows.dims();
     let (device, count, len) = (rows.device(), nodes.len(), nodes[0].len);
@@ -111,7 +104,7 @@ fn split(
     // The partition takes the largest, so the projection is negated to put its smallest values on the lower side. It is
     // stable: both sides keep their order, which keeps every group sorted.
     let projection = x.matmul(direction).reshape([z * count, len]).neg();
-    let places = partition(projection, lower, true);
+    let places = partition_indices(projection, lower, true);
     let split = members.reshape([z * count, len]).gather(1, places).reshape([z, count * len]);
 
     let all_positions = positions.reshape([1, count * len]).expand([z, count * len]);

@@ -5,8 +5,6 @@
 //! tensor of `tokens x tokens` elements exists unless it fits the workspace that the caller allows. Sizes must have been
 //! checked (see [`crate::check::Problem`]); the functions here trust them.
 
-use burn::tensor::{Int, Tensor};
-
 mod dense;
 mod group;
 mod rows;
@@ -15,16 +13,9 @@ mod sparse;
 mod top_k;
 
 pub use dense::dense_attention;
-#[cfg(feature = "cube")]
-pub(crate) use group::group_queries_by;
-#[cfg(feature = "flex")]
+#[cfg(any(feature = "flex", feature = "cube"))]
 pub(crate) use group::start_vector;
 pub use group::{GroupOptions, group_queries};
-#[cfg(feature = "cube")]
-pub(crate) use select::select_keys_by;
 pub use select::{SelectOptions, attention_mass, select_keys};
 pub use sparse::sparse_attention;
 pub use top_k::{partition_indices, top_k_indices};
-
-/// What picks the largest values of each row: [`partition_indices`] or a kernel with the same result.
-pub(crate) type Partition<'a> = &'a dyn Fn(Tensor<2>, usize, bool) -> Tensor<2, Int>;

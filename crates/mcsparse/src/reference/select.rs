@@ -3,7 +3,6 @@
 use burn::tensor::{DType, Int, Tensor};
 
 use super::{
-    Partition,
     rows::{chunk_len, join_heads, take_rows},
     top_k::partition_indices,
 };
@@ -42,24 +41,12 @@ pub fn select_keys(
     order: Tensor<3, Int>,
     options: &SelectOptions,
 ) -> Tensor<4, Int> {
-    select_keys_by(query, key, lse, order, options, &partition_indices)
-}
-
-/// [`select_keys`] with another way to pick the largest.
-pub(crate) fn select_keys_by(
-    query: Tensor<4>,
-    key: Tensor<4>,
-    lse: Tensor<3>,
-    order: Tensor<3, Int>,
-    options: &SelectOptions,
-    partition: Partition,
-) -> Tensor<4, Int> {
     let [batch, heads, ..] = query.dims();
     let mut selected = Vec::new();
     for_each_chunk(query, key, lse, order, options, |mass| {
         let [b, h, groups, keys] = mass.dims();
         let mass = with_sinks(mass, options).reshape([b * h * groups, keys]);
-        selected.push(partition(mass, options.keys, false).reshape([batch, heads, groups, options.keys]));
+        selected.push(partition_indices(mass, options.keys, false).reshape([batch, heads, groups, options.keys]));
     });
     Tensor::cat(selected, 2)
 }

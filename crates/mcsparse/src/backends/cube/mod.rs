@@ -5,6 +5,7 @@ mod fragment;
 mod group;
 mod matrix_units;
 mod radix;
+mod rows;
 mod select;
 
 use burn::{
@@ -19,12 +20,12 @@ use burn_cubecl::{CubeBackend, ops::numeric::empty_device_contiguous_dtype, tens
 use cubecl::ir::HardwareProperties;
 
 use attend::simt;
-use select::partition;
+use select::{column_sums, partition};
 
 use crate::{
     check::Problem,
     ops::{Finish, McSparseOps, Route, Stage},
-    reference::GroupOptions,
+    reference::{GroupOptions, SelectOptions},
 };
 
 /// Cubes along the first axis of a launch, below the WebGPU limit of 65,535; more go along the second.
@@ -36,6 +37,12 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
     let hardware = &client.properties().hardware;
     match stage {
         Stage::Dense | Stage::Sparse => {
+            let rows = problem.queries;
+            if attend::matrix::tile(client.properties(), problem.dtype, problem.head_dim, rows).is_ok() {
+                let name =
+                    if stage == Stage::Dense { "cube matrix-unit tiles" } else { "cube gathered matrix-unit tiles" };
+                return Ok(Route::Kernel(name));
+            }
             if !problem.head_dim.is_multiple_of(simt::VECTOR) {
                 return Err(format!("head_dim {} is no multiple of {}", problem.head_dim, simt::VECTOR));
             }
@@ -47,10 +54,23 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             fits(hardware, group::UNITS, group::shared_bytes(problem.head_dim))?;
             Ok(Route::Kernel("cube pddp"))
         }
-        // Without the kernel the tensor operations would sort, which CubeCL backends do on the host.
         Stage::Select => {
-            fits(hardware, partition::UNITS, partition::SHARED_BYTES)?;
-            Ok(Route::Composed("cube radix selection"))
+            fits(hardware, column_sums::UNITS, column_sums::SHARED_BYTES.max(partition::SHARED_BYTES))?;
+            let matrix = select::matrix::tile(client.properties(), problem.dtype, problem.head_dim);
+            Ok(Route::Kernel(if matrix.is_ok() { "cube matrix-unit column sums" } else { "cube column sums" }))
+        }
+    }
+}
+
+/// Bytes of temporary memory that the kernel of `stage` will take, if it has one.
+pub(super) fn workspace(stage: Stage, problem: &Problem, group_size: usize, workspace_bytes: usize) -> Option<usize> {
+    match stage {
+        // Everything that is not output stays in registers and shared memory.
+        Stage::Dense | Stage::Sparse => Some(0),
+        Stage::Group => None,
+        Stage::Select => {
+            let rows = problem.batch * problem.heads * problem.queries.div_ceil(group_size);
+            Some(select::workspace(rows, problem.keys, workspace_bytes))
         }
     }
 }
@@ -74,6 +94,16 @@ impl McSparseOps for CubeBackend {
 
     fn mc_partition_indices(values: FloatTensor<Self>, k: usize, with_rest: bool) -> IntTensor<Self> {
         partition::partition(values, k, with_rest)
+    }
+
+    fn mc_select_keys(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        order: IntTensor<Self>,
+        options: SelectOptions,
+    ) -> IntTensor<Self> {
+        select::select_keys(query, key, lse, order, options)
     }
 
     fn mc_dense_attention(

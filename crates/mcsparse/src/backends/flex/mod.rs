@@ -68,6 +68,15 @@ impl McSparseOps for Flex {
         indices(selected, &[batch, heads, queries.div_ceil(options.group_size), options.keys])
     }
 
+    fn mc_partition_indices(values: FloatTensor<Self>, k: usize, with_rest: bool) -> IntTensor<Self> {
+        let [rows, n] = values.layout().shape().dims();
+        assert!((1..=n).contains(&k), "partition: expected k from 1 to {n}, got {k}");
+        let values = values.to_contiguous();
+        let values = &values.storage::<f32>()[values.layout().start_offset()..][..rows * n];
+        let width = if with_rest { n } else { k };
+        indices(select::partition(values, n, k, width), &[rows, width])
+    }
+
     fn mc_sparse_attention(
         query: FloatTensor<Self>,
         key: FloatTensor<Self>,

@@ -72,3 +72,17 @@ fn top_k(mass: &[f32], options: &SelectOptions, ranks: &mut Vec<u64>, selected: 
     selected.iter_mut().zip(ranks.iter()).for_each(|(selected, &rank)| *selected = rank as u32 as i32);
     selected.sort_unstable();
 }
+
+/// The first `width` of each row's columns: the `k` of the largest values, then the others, ascending both.
+pub(super) fn partition(values: &[f32], n: usize, k: usize, width: usize) -> Vec<i32> {
+    let mut places = vec![0; values.len() / n * width];
+    places.par_chunks_mut(width).zip(values.par_chunks(n)).for_each(|(places, row)| {
+        let mut ranks: Vec<u64> = row.iter().zip(0..).map(|(&value, j)| descending(value, j)).collect();
+        ranks.select_nth_unstable(k - 1);
+        places.iter_mut().zip(&ranks).for_each(|(place, &rank)| *place = rank as u32 as i32);
+        let (kept, rest) = places.split_at_mut(k);
+        kept.sort_unstable();
+        rest.sort_unstable();
+    });
+    places
+}

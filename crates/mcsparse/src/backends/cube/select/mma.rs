@@ -65,6 +65,8 @@ pub(in super::super) struct Sizes {
     /// Keys at both ends that are always kept.
     pub sink_prefix: u32,
     pub sink_suffix: u32,
+    /// What sinks weigh: infinity, which WGSL cannot write.
+    pub sink_mass: f32,
     pub scale: f32,
 }
 
@@ -218,7 +220,7 @@ pub(in super::super) fn column_sums<E: Float, N: Size>(
                         if start > first {
                             total += mass[place];
                         }
-                        mass[place] = select(sink, f32::new(f32::INFINITY), total);
+                        mass[place] = select(sink, sizes.sink_mass, total);
                     }
                 }
             }

@@ -1,4 +1,119 @@
-//! Selection of each group's keys.
+//! Selection of each group's keys: column sums of a chunk of groups, then the exact largest of each.
 
-pub(super) mod mma;
+pub(super) mod column_sums;
+pub(super) mod matrix;
+mod mma;
 pub(super) mod partition;
+
+use burn::{
+    backend::{TensorMetadata, cubecl::dtype_to_storage_type},
+    tensor::DType,
+};
+use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use cubecl::prelude::*;
+
+use self::column_sums::{SizesLaunch, TILE, UNITS};
+use super::{CUBES_X, empty};
+use crate::reference::SelectOptions;
+
+/// What the column sums of all chunks are taken from.
+struct Inputs {
+    query: CubeTensor,
+    key: CubeTensor,
+    lse: CubeTensor,
+    order: CubeTensor,
+    options: SelectOptions,
+}
+
+/// Indices `[batch, heads, groups, options.keys]`, ascending in each row.
+pub(super) fn select_keys(
+    query: CubeTensor,
+    key: CubeTensor,
+    lse: CubeTensor,
+    order: CubeTensor,
+    options: SelectOptions,
+) -> CubeTensor {
+    let [batch, heads, queries, dim] = query.shape().dims();
+    let [key_batch, kv_heads, keys, key_dim] = key.shape().dims();
+    assert!(
+        (key_batch, key_dim, key.dtype) == (batch, dim, query.dtype) && heads.is_multiple_of(kv_heads),
+        "selection: key {:?} {:?} does not go with query {:?} {:?}",
+        key.shape(),
+        key.dtype,
+        query.shape(),
+        query.dtype
+    );
+    assert_eq!((lse.shape().dims(), lse.dtype), ([batch, heads, queries], DType::F32), "selection: log-sum-exp");
+    assert_eq!((order.shape().dims(), order.dtype), ([batch, heads, queries], DType::I32), "selection: order");
+    let options = SelectOptions { group_size: options.group_size.clamp(1, queries), ..options };
+    let groups = queries.div_ceil(options.group_size);
+    let rows = batch * heads * groups;
+    let chunk = chunk_rows(rows, keys, options.workspace_bytes);
+    let output = empty(&query, &[batch, heads, groups, options.keys], DType::I32);
+    let mass = empty(&query, &[chunk, keys], DType::F32);
+    let inputs = Inputs { query, key, lse: into_contiguous(lse), order: into_contiguous(order), options };
+    for first in (0..rows).step_by(chunk) {
+        let count = chunk.min(rows - first);
+        // Where every key is kept, any values do.
+        if options.keys < keys {
+            column_sums(&inputs, &mass, first, count);
+        }
+        partition::partition_into(&mass, count, options.keys, &output, first);
+    }
+    output
+}
+
+/// Rows (a group of a head each) whose column sums fit `workspace_bytes`; at least one.
+fn chunk_rows(rows: usize, keys: usize, workspace_bytes: usize) -> usize {
+    (workspace_bytes / (4 * keys)).clamp(1, rows)
+}
+
+/// Bytes of column sums that exist at a time when `rows` groups of all heads select among `keys` keys.
+pub(super) fn workspace(rows: usize, keys: usize, workspace_bytes: usize) -> usize {
+    4 * keys * chunk_rows(rows, keys, workspace_bytes)
+}
+
+/// Fills the first `rows` rows of `mass` with the column sums of the rows from `first_row` on.
+fn column_sums(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
+    let Inputs { query, key, lse, order, options } = inputs;
+    let [_, heads, queries, dim] = query.shape().dims();
+    let [_, kv_heads, keys, _] = key.shape().dims();
+    let sizes = SizesLaunch::new(
+        queries as u32,
+        keys as u32,
+        options.group_size as u32,
+        queries.div_ceil(options.group_size) as u32,
+        heads as u32,
+        (heads / kv_heads) as u32,
+        first_row as u32,
+        rows as u32,
+        options.sink_prefix as u32,
+        (keys - options.sink_suffix) as u32,
+        f32::INFINITY,
+        options.scale as f32,
+    );
+    if let Ok(tile) = matrix::tile(query.client.properties(), query.dtype, dim) {
+        return matrix::launch(tile, inputs, mass, first_row, rows);
+    }
+    let cubes = rows * keys.div_ceil(TILE);
+    let x = cubes.min(CUBES_X);
+    let address = [query, key, lse, order, mass].map(CubeTensor::required_address_type);
+    // SAFETY: every access stays inside the tensors whose strides and sizes are passed: `select_keys` has checked that they
+    // fit each other, rows and keys are bounded by the sizes, and the kernel clamps what the order holds.
+    unsafe {
+        column_sums::column_sums::launch_unchecked(
+            &query.client,
+            CubeCount::Static(x as u32, cubes.div_ceil(x) as u32, 1),
+            CubeDim::new_1d(UNITS),
+            address.into_iter().max().unwrap_or_default(),
+            query.clone().into_tensor_arg(),
+            key.clone().into_tensor_arg(),
+            lse.clone().into_buffer_arg(),
+            order.clone().into_buffer_arg(),
+            mass.clone().into_buffer_arg(),
+            sizes,
+            dim,
+            dtype_to_storage_type(query.dtype),
+        );
+    }
+}
