@@ -79,8 +79,7 @@ impl Work {
         let problem = inputs.problem();
         let mut routes = Vec::new();
         let auto = ops::route(stage, &problem, Kernels::Auto);
-        // Top-K has a kernel of its own only where selection is composed around it.
-        if !matches!(auto, Route::Reference { .. }) && !(self == Self::TopK && matches!(auto, Route::Kernel(_))) {
+        if !matches!(auto, Route::Reference { .. }) {
             routes.push((auto.to_string(), auto));
         }
         if settings.tokens <= REFERENCE_TOKENS {

@@ -27,7 +27,7 @@ pub(in super::super) fn tile(
         0..=128 if planes == 8 => 64, // 32 registers of scores beside 64 of output and 32 of queries
         _ => 32,                      // 128 of output and 64 of queries at head_dim 256; or few units to bring a tile
     };
-    let tile = Tile { planes, keys, ptx, async_copy: ptx };
+    let tile = Tile { planes, strips: 1, shared_queries: false, keys, ptx, async_copy: ptx };
     fits(&properties.hardware, tile.units() as u32, tile.shared_bytes(head_dim))?;
     Ok(tile)
 }

@@ -4,6 +4,9 @@ pub(super) mod matrix;
 mod mma;
 pub(super) mod simt;
 mod sizes;
+mod softmax;
+mod store;
+mod tiles;
 
 use burn::{
     backend::{TensorMetadata, cubecl::dtype_to_storage_type},
