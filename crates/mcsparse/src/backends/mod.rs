@@ -11,6 +11,7 @@ use burn::backend::DispatchDevice;
 use crate::{
     check::Problem,
     ops::{Route, Stage},
+    reference::GroupOptions,
 };
 
 /// How the backend runs `stage` for `problem`, or why it has no kernel for it.
@@ -23,5 +24,16 @@ pub(crate) fn supports(stage: Stage, problem: &Problem) -> Result<Route, String>
         DispatchDevice::Cube(device) => cube::supports(device, stage, problem),
         #[allow(unreachable_patterns)]
         _ => Err(format!("no kernel for {:?}", problem.device)),
+    }
+}
+
+/// Bytes that the backend's grouping kernels allocate at once besides their result, where it plans them ahead.
+#[cfg_attr(not(feature = "cube"), allow(unused_variables))]
+pub(crate) fn group_workspace(problem: &Problem, options: &GroupOptions) -> Option<usize> {
+    match problem.device.as_dispatch() {
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(device) => Some(cube::group_workspace(device, problem, options)),
+        #[allow(unreachable_patterns)]
+        _ => None,
     }
 }

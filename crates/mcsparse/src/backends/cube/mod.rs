@@ -43,7 +43,8 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
         }
         Stage::Group => {
             fits(hardware, group::UNITS, group::shared_bytes(problem.head_dim))?;
-            Ok(Route::Kernel("cube pddp"))
+            let matrix_units = group::matrix_units(&client, problem.head_dim, problem.dtype);
+            Ok(Route::Kernel(if matrix_units { "cube pddp, matrix units" } else { "cube pddp" }))
         }
         // Without the kernel the tensor operations would sort, which CubeCL backends do on the host.
         Stage::Select => {
@@ -51,6 +52,11 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             Ok(Route::Composed("cube radix selection"))
         }
     }
+}
+
+/// Bytes that the grouping kernels allocate at once besides their result.
+pub(super) fn group_workspace(device: &CubeDevice, problem: &Problem, options: &GroupOptions) -> usize {
+    group::workspace_bytes(&device.client(), problem, options)
 }
 
 /// Refuses what the hardware has too little of.
