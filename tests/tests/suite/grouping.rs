@@ -163,9 +163,14 @@ fn a_small_workspace_gives_the_same_groups() {
     for (shape, name) in [([3, 2, 1003, 32], "one block"), ([2, 2, 700, 160], "several blocks")] {
         let q = queries(shape, 8);
         let ample = order(&q, OPTIONS);
-        for workspace_bytes in [1, 200_000, 1_000_000] {
+        let problem = Problem::of(&q, &q, &q).unwrap();
+        let route = ops::route(Stage::Group, &problem, Kernels::Auto);
+        for workspace_bytes in [1, 500_000, 2_000_000] {
             let options = GroupOptions { workspace_bytes, ..OPTIONS };
             assert_eq!(order(&q, options), ample, "{name}, {workspace_bytes} bytes");
+            if let Some(bytes) = ops::group_workspace(&route, &problem, &options) {
+                assert!(workspace_bytes == 1 || bytes <= workspace_bytes, "{name}: {bytes} of {workspace_bytes} bytes");
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use burn::backend::DispatchDevice;
 use crate::{
     check::Problem,
     ops::{Route, Stage},
+    reference::GroupOptions,
 };
 
 /// How the backend runs `stage` for `problem`, or why it has no kernel for it.
@@ -40,6 +41,17 @@ pub(crate) fn workspace(
     match (route, problem.device.as_dispatch()) {
         #[cfg(feature = "cube")]
         (Route::Kernel(_), DispatchDevice::Cube(_)) => cube::workspace(stage, problem, group_size, workspace_bytes),
+        _ => None,
+    }
+}
+
+/// Bytes that the backend's grouping kernels allocate at once besides their result, where it plans them ahead.
+#[cfg_attr(not(feature = "cube"), allow(unused_variables))]
+pub(crate) fn group_workspace(problem: &Problem, options: &GroupOptions) -> Option<usize> {
+    match problem.device.as_dispatch() {
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(device) => Some(cube::group_workspace(device, problem, options)),
+        #[allow(unreachable_patterns)]
         _ => None,
     }
 }

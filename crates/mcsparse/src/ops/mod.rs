@@ -77,6 +77,15 @@ pub fn group_queries(route: &Route, query: Tensor<4>, options: GroupOptions) -> 
     }
 }
 
+/// Bytes that [`group_queries`] allocates at once besides its result when a kernel that plans its memory ahead takes
+/// `problem`; `None` where none does. `options.workspace_bytes` bounds them as far as one node of one head fits.
+pub fn group_workspace(route: &Route, problem: &Problem, options: &GroupOptions) -> Option<usize> {
+    match route {
+        Route::Kernel(_) => crate::backends::group_workspace(problem, options),
+        _ => None,
+    }
+}
+
 /// Exact key selection; shapes as in [`reference::select_keys`].
 pub fn select_keys(
     route: &Route,

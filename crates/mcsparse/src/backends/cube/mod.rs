@@ -52,7 +52,8 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
         }
         Stage::Group => {
             fits(hardware, group::UNITS, group::shared_bytes(problem.head_dim))?;
-            Ok(Route::Kernel("cube pddp"))
+            let matrix_units = group::matrix_units(&client, problem.head_dim, problem.dtype);
+            Ok(Route::Kernel(if matrix_units { "cube pddp, matrix units" } else { "cube pddp" }))
         }
         Stage::Select => {
             fits(hardware, column_sums::UNITS, column_sums::SHARED_BYTES.max(partition::SHARED_BYTES))?;
@@ -73,6 +74,11 @@ pub(super) fn workspace(stage: Stage, problem: &Problem, group_size: usize, work
             Some(select::workspace(rows, problem.keys, workspace_bytes))
         }
     }
+}
+
+/// Bytes that the grouping kernels allocate at once besides their result.
+pub(super) fn group_workspace(device: &CubeDevice, problem: &Problem, options: &GroupOptions) -> usize {
+    group::workspace_bytes(&device.client(), problem, options)
 }
 
 /// Refuses what the hardware has too little of.

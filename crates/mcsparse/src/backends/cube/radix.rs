@@ -9,6 +9,8 @@ use cubecl::prelude::*;
 const BINS: usize = 256;
 /// Histograms that neighbouring units share out, since many values have the same leading digit.
 const COPIES: usize = 8;
+/// Values that a unit loads at a time.
+const BATCH: usize = 4;
 /// Stretches of units or bins that are summed up first wherever something is summed over all of them.
 const RUNS: usize = 16;
 
@@ -71,16 +73,25 @@ pub(super) fn kth_largest(
         sync_cube();
         let mut i = unit;
         while i < n {
-            let key = descending(values[start + i as usize]);
-            let mut shares = true;
-            if comptime!(pass > 0) {
-                shares = (key ^ found) >> comptime!((shift + 8) % 32) == 0u32;
+            // All loads first: none would pass an atomic addition.
+            let mut batch = Array::<u32>::new(BATCH);
+            #[unroll]
+            for b in 0..BATCH {
+                batch[b] = descending(values[start + min(i + units * comptime!(b as u32), n - 1) as usize]);
             }
-            if shares {
-                let bin = ((key >> shift) & 255u32) * comptime!(COPIES as u32) + unit % comptime!(COPIES as u32);
-                scratch.histogram[bin as usize].fetch_add(1u32);
+            #[unroll]
+            for b in 0..BATCH {
+                let key = batch[b];
+                let mut shares = i + units * comptime!(b as u32) < n;
+                if comptime!(pass > 0) {
+                    shares = shares && (key ^ found) >> comptime!((shift + 8) % 32) == 0u32;
+                }
+                if shares {
+                    let bin = ((key >> shift) & 255u32) * comptime!(COPIES as u32) + unit % comptime!(COPIES as u32);
+                    scratch.histogram[bin as usize].fetch_add(1u32);
+                }
             }
-            i += units;
+            i += units * comptime!(BATCH as u32);
         }
         sync_cube();
         let mut bin = unit;

@@ -8,9 +8,9 @@ use super::{
     rows::{Sizes, place},
 };
 
-/// Adds up the Gram matrices `[nodes, chunks, padded, padded]` of a node's chunks and their means `[nodes, chunks, dim]`
+/// Adds up the Gram matrices `[nodes, chunks, padded, padded]` of a node's chunks and their means `[nodes, chunks, padded]`
 /// in one fixed order, each about its own mean (Chan, Golub and LeVeque 1979: terms of one sign, nothing cancels), and
-/// iterates. `directions` and `centres` are `[nodes, dim]`.
+/// iterates. `directions` and `centres` are `[nodes, padded]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn direction<E: Float, N: Size>(
     query: &Tensor<Vector<E, N>>,
@@ -24,7 +24,7 @@ pub(super) fn direction<E: Float, N: Size>(
     #[comptime] tiling: Tiling,
     #[define(E)] _dtype: ElemType,
 ) {
-    let (dim, side, padded) = (comptime!(tiling.dim), comptime!(tiling.side()), comptime!(tiling.padded()));
+    let (side, padded) = (comptime!(tiling.side()), comptime!(tiling.padded()));
     let place = place(query, table, &sizes, 1u32);
     if !place.exists || place.lower == 0 {
         terminate!();
@@ -34,16 +34,18 @@ pub(super) fn direction<E: Float, N: Size>(
     let length = place.len.div_ceil(sizes.chunks);
     let first = place.node * sizes.chunks as usize;
 
-    let mut centre = 0.0f32;
-    if unit < dim {
+    let mut centre = Shared::<[f32]>::new_slice(comptime!(tiling.padded()));
+    if unit < padded {
+        let mut sum = 0.0f32;
         for c in 0..sizes.chunks {
             let count = min(length, place.len - min(c * length, place.len));
-            centre += means[(first + c as usize) * dim + unit] * f32::cast_from(count);
+            sum += means[(first + c as usize) * padded + unit] * f32::cast_from(count);
         }
-        centre /= f32::cast_from(place.len);
-        centres[place.node * dim + unit] = centre;
+        let mean = sum / f32::cast_from(place.len);
+        centre[unit] = mean;
+        centres[place.node * padded + unit] = mean;
     }
-    let mut off = Shared::<[f32]>::new_slice(comptime!(tiling.padded()));
+    sync_cube();
     let mut gram = Array::<f32>::new(side * side);
     #[unroll]
     for i in 0..side * side {
@@ -51,31 +53,28 @@ pub(super) fn direction<E: Float, N: Size>(
     }
     for c in 0..sizes.chunks {
         let count = min(length, place.len - min(c * length, place.len));
-        let chunk = first + c as usize;
-        if unit < padded {
-            let mut shift = 0.0f32;
-            if unit < dim {
-                shift = means[chunk * dim + unit] - centre;
-            }
-            off[unit] = shift;
+        let chunk = (first + c as usize) * padded;
+        let mut off = Array::<f32>::new(side);
+        #[unroll]
+        for j in 0..side {
+            let column = x + GRID * j;
+            off[j] = means[chunk + column] - centre[column];
         }
-        sync_cube();
         #[unroll]
         for i in 0..side {
             let row = y + GRID * i;
-            let weighted = off[row] * f32::cast_from(count);
+            let weighted = (means[chunk + row] - centre[row]) * f32::cast_from(count);
             #[unroll]
             for j in 0..side {
                 let column = x + GRID * j;
-                gram[i * side + j] += grams[(chunk * padded + row) * padded + column] + weighted * off[column];
+                gram[i * side + j] += grams[(chunk + row) * padded + column] + weighted * off[j];
             }
         }
-        sync_cube();
     }
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(power_scratch(&tiling)));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(power_scratch(&tiling, GRID)));
     let mut direction = Shared::<[f32]>::new_slice(comptime!(tiling.padded()));
     power_iteration(&gram, start, sizes.iterations, &mut shared, &mut direction, tiling);
-    if unit < dim {
-        directions[place.node * dim + unit] = direction[unit];
+    if unit < padded {
+        directions[place.node * padded + unit] = direction[unit];
     }
 }

@@ -15,7 +15,7 @@ const ROWS: usize = 16;
 /// Values of shared memory that all phases work in, one after the other.
 pub(super) const fn scratch(tiling: &Tiling) -> usize {
     let tiles = ROWS * tiling.edge() * if tiling.blocks > 1 { 2 } else { 1 };
-    let (mean, power) = (mean_scratch(tiling), power_scratch(tiling));
+    let (mean, power) = (mean_scratch(tiling), power_scratch(tiling, GRID));
     let most = if tiles > mean { tiles } else { mean };
     if most > power { most } else { power }
 }
@@ -23,8 +23,8 @@ pub(super) const fn scratch(tiling: &Tiling) -> usize {
 /// The Gram matrix of the rows of a node, or of a chunk of them, centred before anything is squared, so that a mean far
 /// larger than the spread does no harm. Rows are read through the order, as they lie.
 ///
-/// With `whole`, one cube has the whole node and goes on to its principal direction: `result` `[nodes, dim]`. Otherwise
-/// `result` `[nodes, chunks, padded, padded]` takes the Gram matrix about the mean of the chunk. `centres` takes the mean.
+/// With `whole`, one cube has the whole node and goes on to its principal direction: `result` `[nodes, padded]`. Otherwise
+/// `result` `[nodes, chunks, padded, padded]` takes the Gram matrix about the mean of the chunk. `centres` takes the mean, padded.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn gram<E: Float, N: Size>(
     query: &Tensor<Vector<E, N>>,
@@ -38,7 +38,7 @@ pub(super) fn gram<E: Float, N: Size>(
     #[comptime] whole: bool,
     #[define(E)] _dtype: ElemType,
 ) {
-    let (dim, edge, micro) = (comptime!(tiling.dim), comptime!(tiling.edge()), comptime!(tiling.micro));
+    let (edge, micro) = (comptime!(tiling.edge()), comptime!(tiling.micro));
     let blocks = comptime!((tiling.blocks * tiling.blocks) as u32);
     let place = place(query, table, &sizes, sizes.chunks * blocks);
     // Nodes of one group are not split.
@@ -94,17 +94,17 @@ pub(super) fn gram<E: Float, N: Size>(
     }
 
     let at = place.node * sizes.chunks as usize + chunk as usize;
-    if unit < dim && block == 0 {
-        centres[at * dim + unit] = centre[unit];
+    let padded = comptime!(tiling.padded());
+    if unit < padded && block == 0 {
+        centres[at * padded + unit] = centre[unit];
     }
     if comptime!(whole) {
         let mut direction = Shared::<[f32]>::new_slice(comptime!(tiling.padded()));
         power_iteration(&gram, start, sizes.iterations, &mut shared, &mut direction, tiling);
-        if unit < dim {
-            result[place.node * dim + unit] = direction[unit];
+        if unit < padded {
+            result[place.node * padded + unit] = direction[unit];
         }
     } else {
-        let padded = comptime!(tiling.padded());
         #[unroll]
         for i in 0..micro {
             let row = row_block * edge + y + GRID * i;

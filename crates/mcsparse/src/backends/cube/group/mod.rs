@@ -6,6 +6,7 @@
 
 mod direction;
 mod gram;
+mod gram_mma;
 mod plan;
 mod power;
 mod project;
@@ -13,27 +14,40 @@ mod rows;
 mod split;
 
 use burn::{
-    backend::{TensorMetadata, cubecl::dtype_to_storage_type},
+    backend::{
+        TensorMetadata,
+        cubecl::{dtype_to_elem_type, dtype_to_storage_type},
+    },
     tensor::{DType, Shape},
 };
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{ir::HardwareProperties, prelude::*};
+use cubecl::{
+    ir::{ElemType, FloatKind, HardwareProperties, features::MmaConfig},
+    prelude::*,
+};
 
 use self::{
     plan::{Level, Plan, Tiling},
     rows::SizesLaunch,
 };
 use super::{CUBES_X, empty, radix};
-use crate::reference::{GroupOptions, start_vector};
+use crate::{
+    check::Problem,
+    reference::{GroupOptions, start_vector},
+};
 
 /// Units of a cube: the WebGPU limit.
 pub(super) const UNITS: u32 = 256;
 /// Cubes that keep each multiprocessor busy; nodes are cut into chunks until there are as many.
-const CUBES_PER_MULTIPROCESSOR: usize = 4;
+const CUBES_PER_MULTIPROCESSOR: usize = 2;
 /// Cubes to aim at where the number of multiprocessors is unknown.
 const CUBES: usize = 64;
-/// Projections that one cube keeps in shared memory.
+/// Projections that one cube keeps in shared memory, if that is as scarce as on software Vulkan and in browsers.
 const ROOM: usize = 2048;
+/// The same where a multiprocessor has more than three times as much.
+const LARGE_ROOM: usize = 4096;
+/// Units that split a node whose projections are in global memory, where the device has as many.
+const SPLIT_UNITS: u32 = 1024;
 /// The longest vectors that rows are read by, in bytes.
 const VECTOR_BYTES: usize = 16;
 
@@ -44,9 +58,24 @@ pub(super) fn shared_bytes(dim: usize) -> usize {
         let tiling = Tiling::of(dim, vector);
         let gram = gram::scratch(&tiling) + 2 * tiling.padded() + 2 * plan::GRID;
         let split = project::project_scratch(&tiling) + ROOM;
-        (4 * gram).max(4 * split + radix::scratch_bytes(UNITS as usize))
+        let alone = radix::scratch_bytes(SPLIT_UNITS as usize);
+        (4 * gram).max(4 * split + radix::scratch_bytes(UNITS as usize)).max(alone)
     });
     needs.max().unwrap_or(0)
+}
+
+/// Whether Gram matrices go through matrix units: `mma.sync` of the dtype on planes of 32, with `ldmatrix`.
+pub(super) fn matrix_units(client: &Client, dim: usize, dtype: DType) -> bool {
+    if !matches!(dtype, DType::F16 | DType::BF16) || !gram_mma::takes(dim) {
+        return false;
+    }
+    let (properties, elem) = (client.properties(), dtype_to_elem_type(dtype));
+    let (hardware, matmul) = (&properties.hardware, &properties.features.matmul);
+    let f32 = ElemType::Float(FloatKind::F32);
+    let tile = MmaConfig { a_type: elem, b_type: elem, cd_type: f32, m: 16, n: 8, k: 16 };
+    (hardware.plane_size_min, hardware.plane_size_max) == (gram_mma::PLANE as u32, gram_mma::PLANE as u32)
+        && matmul.mma.contains(&tile)
+        && matmul.ldmatrix.contains(&elem)
 }
 
 /// The order `[batch, heads, queries]`, group after group.
@@ -90,16 +119,12 @@ pub(super) fn group_queries(query: CubeTensor, options: &GroupOptions) -> CubeTe
     order
 }
 
-/// Bytes that the grouping of `joined` heads allocates at once besides its result: what `options.workspace_bytes` bounds as
-/// far as one node of one head fits.
-pub(super) fn workspace_bytes(
-    hardware: &HardwareProperties,
-    joined: usize,
-    queries: usize,
-    dim: usize,
-    options: &GroupOptions,
-) -> usize {
-    Plan::new(joined, queries, Tiling::of(dim, 1), options, busy_cubes(hardware)).workspace_bytes(joined)
+/// Bytes that the grouping of `problem` allocates at once besides its result. `options.workspace_bytes` bounds them as far
+/// as the second order and one node of one head fit.
+pub(super) fn workspace_bytes(client: &Client, problem: &Problem, options: &GroupOptions) -> usize {
+    let (joined, tiling) = (problem.batch * problem.heads, Tiling::of(problem.head_dim, 1));
+    let cubes = busy_cubes(&client.properties().hardware);
+    Plan::new(joined, problem.queries, tiling, options, cubes).workspace_bytes(joined)
 }
 
 /// Cubes that keep the device busy.
@@ -138,6 +163,11 @@ struct Launch<'a> {
     start: CubeTensor,
     iterations: usize,
     tiling: Tiling,
+    /// Whether Gram matrices go through matrix units.
+    matrix_units: bool,
+    split_units: u32,
+    /// Projections that one cube keeps in shared memory.
+    room: usize,
 }
 
 impl<'a> Launch<'a> {
@@ -147,6 +177,7 @@ impl<'a> Launch<'a> {
             let handle = query.client.create_from_slice(bytes);
             CubeTensor::new_contiguous(query.client.clone(), query.device.clone(), shape, handle, dtype)
         };
+        let hardware = &query.client.properties().hardware;
         // A grouping without levels has an empty table, which no device would bind.
         let table: Vec<u8> = plan.table.iter().chain([&0]).flat_map(|n| n.to_ne_bytes()).collect();
         let start: Vec<u8> = start_vector(tiling.dim, options.seed).iter().flat_map(|x| x.to_ne_bytes()).collect();
@@ -156,6 +187,10 @@ impl<'a> Launch<'a> {
             start: upload(&start, DType::F32),
             iterations: options.power_iterations,
             tiling,
+            // They take rows as 16-byte lines, which exotic views do not have.
+            matrix_units: tiling.vector == gram_mma::VECTOR && matrix_units(&query.client, tiling.dim, query.dtype),
+            split_units: 1 << hardware.max_units_per_cube.min(SPLIT_UNITS).ilog2(),
+            room: if hardware.max_shared_memory_size > 96 * 1024 { LARGE_ROOM } else { ROOM },
         }
     }
 
@@ -188,47 +223,74 @@ impl<'a> Launch<'a> {
         projections: &CubeTensor,
     ) {
         let nodes = part.heads * part.nodes;
-        let (dim, padded) = (self.tiling.dim, self.tiling.padded());
+        let padded = self.tiling.padded();
         let f32s = |shape: &[usize]| empty(self.query, shape, DType::F32);
-        let (directions, centres) = (f32s(&[nodes, dim]), f32s(&[nodes, dim]));
+        let (directions, centres) = (f32s(&[nodes, padded]), f32s(&[nodes, padded]));
         if partial {
             let grams = f32s(&[nodes * part.chunks, padded * padded]);
-            let means = f32s(&[nodes * part.chunks, dim]);
+            let means = f32s(&[nodes * part.chunks, padded]);
             self.gram(part, order, &grams, &means, false);
             self.direction(part, &grams, &means, &directions, &centres);
         } else {
             self.gram(part, order, &directions, &centres, true);
         }
         // A node that one cube takes whole is projected where it is split, if its projections fit there.
-        let here = level.chunks == 1 && level.longest <= ROOM;
-        if !here {
-            self.project(part, order, &directions, &centres, projections);
+        let room = if level.chunks == 1 && level.longest <= self.room { self.room } else { 0 };
+        if room == 0 {
+            let part = Part { chunks: level.pieces, ..*part };
+            self.project(&part, order, &directions, &centres, projections);
         }
-        self.split(part, order, &directions, &centres, projections, next, if here { ROOM } else { 0 });
+        self.split(part, order, &directions, &centres, projections, next, room);
     }
 
     fn gram(&self, part: &Part, order: &CubeTensor, result: &CubeTensor, centres: &CubeTensor, whole: bool) {
         let cubes = part.heads * part.nodes * part.chunks * self.tiling.blocks * self.tiling.blocks;
+        let address = address(&[self.query, order, result]);
+        let query = self.query.clone().into_tensor_arg();
+        let [order, table, start, result, centres] =
+            [order, &self.table, &self.start, result, centres].map(|tensor| tensor.clone().into_buffer_arg());
+        let (client, sizes, dtype) = (&self.query.client, self.sizes(part), dtype_to_storage_type(self.query.dtype));
+        let (tiling, vector, count) = (self.tiling, self.tiling.vector, count(cubes));
         // SAFETY: rows are read through the order, a permutation of the queries, at strides of the query; results have the
-        // shapes that the kernel names.
+        // shapes that the kernels name.
         unsafe {
-            gram::gram::launch_unchecked(
-                &self.query.client,
-                count(cubes),
-                CubeDim::new_1d(UNITS),
-                address(&[self.query, order, result]),
-                self.tiling.vector,
-                self.query.clone().into_tensor_arg(),
-                order.clone().into_buffer_arg(),
-                self.table.clone().into_buffer_arg(),
-                self.start.clone().into_buffer_arg(),
-                result.clone().into_buffer_arg(),
-                centres.clone().into_buffer_arg(),
-                self.sizes(part),
-                self.tiling,
-                whole,
-                dtype_to_storage_type(self.query.dtype),
-            );
+            if self.matrix_units {
+                gram_mma::gram_mma::launch_unchecked(
+                    client,
+                    count,
+                    CubeDim::new_1d(gram_mma::units(tiling.dim)),
+                    address,
+                    vector,
+                    query,
+                    order,
+                    table,
+                    start,
+                    result,
+                    centres,
+                    sizes,
+                    tiling,
+                    whole,
+                    dtype,
+                );
+            } else {
+                gram::gram::launch_unchecked(
+                    client,
+                    count,
+                    CubeDim::new_1d(UNITS),
+                    address,
+                    vector,
+                    query,
+                    order,
+                    table,
+                    start,
+                    result,
+                    centres,
+                    sizes,
+                    tiling,
+                    whole,
+                    dtype,
+                );
+            }
         }
     }
 
@@ -302,12 +364,13 @@ impl<'a> Launch<'a> {
         next: &CubeTensor,
         room: usize,
     ) {
+        let units = if room == 0 { self.split_units } else { UNITS };
         // SAFETY: as for `project`; a split permutes the tokens of its node and stays inside it.
         unsafe {
             split::split::launch_unchecked(
                 &self.query.client,
                 count(part.heads * part.nodes),
-                CubeDim::new_1d(UNITS),
+                CubeDim::new_1d(units),
                 address(&[self.query, order, directions, projections]),
                 self.tiling.vector,
                 self.query.clone().into_tensor_arg(),
@@ -320,7 +383,7 @@ impl<'a> Launch<'a> {
                 self.sizes(part),
                 self.tiling,
                 room,
-                UNITS,
+                units,
                 dtype_to_storage_type(self.query.dtype),
             );
         }

@@ -68,8 +68,10 @@ pub(super) struct Level {
     pub nodes: usize,
     /// Length of its longest node.
     pub longest: usize,
-    /// Cubes that share the rows of a node.
+    /// Cubes that share the Gram matrix of a node.
     pub chunks: usize,
+    /// Cubes that share the projections of a node: they leave nothing to add up, so there may be more.
+    pub pieces: usize,
 }
 
 /// A grouping, level by level.
@@ -95,8 +97,10 @@ impl Plan {
         while nodes.iter().any(|&(_, len)| lower(len) > 0) {
             let longest = nodes.iter().map(|&(_, len)| len).max().unwrap_or(0);
             let most = longest.div_ceil(ROWS_PER_CHUNK);
-            let chunks = cubes.div_ceil(joined * nodes.len()).clamp(1, most);
-            levels.push(Level { first: table.len() / 3, nodes: nodes.len(), longest, chunks });
+            // Rounded down: a few cubes too many would wait for all others.
+            let chunks = (cubes / (joined * nodes.len())).clamp(1, most);
+            let pieces = (4 * cubes).div_ceil(joined * nodes.len()).clamp(1, most);
+            levels.push(Level { first: table.len() / 3, nodes: nodes.len(), longest, chunks, pieces });
             let mut next = Vec::with_capacity(2 * nodes.len());
             for (first, len) in nodes {
                 table.extend([first, len, lower(len)].map(|n| n as u32));
@@ -143,7 +147,8 @@ impl Plan {
 
     /// Direction and centre of a node, and the Gram matrices and means of its chunks.
     fn bytes_of_node(&self, level: &Level) -> usize {
-        let chunk = 4 * (self.tiling.padded() * self.tiling.padded() + self.tiling.dim);
-        8 * self.tiling.dim + if self.partial(level) { level.chunks * chunk } else { 0 }
+        let padded = self.tiling.padded();
+        let chunk = 4 * (padded * padded + padded);
+        8 * padded + if self.partial(level) { level.chunks * chunk } else { 0 }
     }
 }

@@ -70,7 +70,7 @@ pub(super) fn project<E: Float, N: Size>(
         direction[c] = Vector::new(0.0f32);
         let column = lane + lanes * c;
         if column < comptime!(tiling.vectors()) {
-            let at = place.node * comptime!(tiling.dim) + column * vector;
+            let at = place.node * comptime!(tiling.padded()) + column * vector;
             let mut from = Vector::<f32, N>::new(0.0f32);
             let mut along = Vector::<f32, N>::new(0.0f32);
             #[unroll]

@@ -17,7 +17,7 @@ pub(super) struct Sizes {
     pub first_node: u32,
     /// Nodes of the launch.
     pub nodes: u32,
-    /// Cubes that share the rows of a node.
+    /// Cubes that share the rows of a node, where the kernel cuts nodes.
     pub chunks: u32,
     /// Power iterations.
     pub iterations: u32,
