@@ -1,8 +1,9 @@
 //! CubeCL kernels: one source for CUDA, ROCm, Metal, Vulkan, WebGPU and the CubeCL CPU runtime.
 
 mod attend;
-mod rows;
 mod select;
+mod tier;
+mod tile;
 
 use burn::{
     backend::{
@@ -15,7 +16,6 @@ use burn::{
 use burn_cubecl::{CubeBackend, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
 use cubecl::ir::HardwareProperties;
 
-use attend::simt;
 use select::{column_sums, partition};
 
 use crate::{
@@ -33,12 +33,8 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
     let hardware = &client.properties().hardware;
     match stage {
         Stage::Dense | Stage::Sparse => {
-            if !problem.head_dim.is_multiple_of(simt::VECTOR) {
-                return Err(format!("head_dim {} is no multiple of {}", problem.head_dim, simt::VECTOR));
-            }
-            let shared = simt::Tile::of(problem.head_dim).shared_bytes(problem.head_dim);
-            fits(hardware, simt::UNITS, shared)?;
-            Ok(Route::Kernel(if stage == Stage::Dense { "cube shared-memory tiles" } else { "cube gathered tiles" }))
+            let tier = tier::choose(client.properties(), problem.dtype)?;
+            Ok(Route::Kernel(attend::name(tier, stage == Stage::Sparse)))
         }
         // Without the kernel the tensor operations would sort, which CubeCL backends do on the host.
         Stage::Group => {
@@ -46,7 +42,7 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             Ok(Route::Composed("cube radix selection"))
         }
         Stage::Select => {
-            fits(hardware, column_sums::UNITS, column_sums::SHARED_BYTES.max(partition::SHARED_BYTES))?;
+            fits(hardware, tile::UNITS, column_sums::SHARED_BYTES.max(partition::SHARED_BYTES))?;
             Ok(Route::Kernel("cube column sums"))
         }
     }

@@ -9,9 +9,25 @@ use burn::{
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use self::simt::{SizesLaunch, Tile, UNITS};
-use super::{CUBES_X, empty};
+use self::simt::{SizesLaunch, Tile};
+use super::{
+    CUBES_X, empty,
+    tier::{self, Tier},
+    tile::UNITS,
+};
 use crate::ops::Finish;
+
+/// The kernel of `tier` as reports name it.
+pub(super) fn name(tier: Tier, gathered: bool) -> &'static str {
+    match (tier, gathered) {
+        (Tier::Matrix, false) => "cube matrix tiles",
+        (Tier::Matrix, true) => "cube gathered matrix tiles",
+        (Tier::Planes, false) => "cube plane tiles",
+        (Tier::Planes, true) => "cube gathered plane tiles",
+        (Tier::Shared, false) => "cube shared-memory tiles",
+        (Tier::Shared, true) => "cube gathered shared-memory tiles",
+    }
+}
 
 /// Which keys each query attends to.
 pub(super) struct Lists {
@@ -80,8 +96,10 @@ pub(super) fn attend(
         assert!(kept > 0, "indices: expected at least one key");
         keys = kept;
     }
-    let tile = Tile::of(dim);
-    let tiles_per_group = group_size.div_ceil(tile.queries);
+    let properties = query.client.properties();
+    let tier = tier::choose(properties, dtype).unwrap_or(Tier::Shared);
+    let tile = Tile::new(group_size, tier, properties.hardware.max_shared_memory_size);
+    let tiles_per_group = group_size.div_ceil(tile.queries());
     let cubes = batch * heads * groups * tiles_per_group;
     let cubes_x = cubes.min(CUBES_X);
     let output = empty(&query, &[batch, heads, queries, dim], dtype);

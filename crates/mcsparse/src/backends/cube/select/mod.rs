@@ -10,8 +10,12 @@ use burn::{
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use self::column_sums::{SizesLaunch, TILE, UNITS};
-use super::{CUBES_X, empty};
+use self::column_sums::SizesLaunch;
+use super::{
+    CUBES_X, empty,
+    tier::{self, Tier},
+    tile::{TILE_KEYS, UNITS, rows_for},
+};
 use crate::reference::SelectOptions;
 
 /// What the column sums of all chunks are taken from.
@@ -50,11 +54,12 @@ pub(super) fn select_keys(
     let output = empty(&query, &[batch, heads, groups, options.keys], DType::I32);
     let mass = empty(&query, &[chunk, keys], DType::F32);
     let inputs = Inputs { query, key, lse: into_contiguous(lse), order: into_contiguous(order), options };
+    let tier = tier::choose(inputs.query.client.properties(), inputs.query.dtype).unwrap_or(Tier::Shared);
     for first in (0..rows).step_by(chunk) {
         let count = chunk.min(rows - first);
         // Where every key is kept, any values do.
         if options.keys < keys {
-            column_sums(&inputs, &mass, first, count);
+            column_sums(tier, &inputs, &mass, first, count);
         }
         partition::partition_into(&mass, count, options.keys, &output, first);
     }
@@ -72,7 +77,14 @@ pub(super) fn workspace(rows: usize, keys: usize, workspace_bytes: usize) -> usi
 }
 
 /// Fills the first `rows` rows of `mass` with the column sums of the rows from `first_row` on.
-fn column_sums(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
+fn column_sums(tier: Tier, inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
+    match tier {
+        Tier::Matrix | Tier::Planes | Tier::Shared => column_sums_of_units(inputs, mass, first_row, rows),
+    }
+}
+
+/// The kernel that needs shared memory and nothing else.
+fn column_sums_of_units(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
     let Inputs { query, key, lse, order, options } = inputs;
     let [_, heads, queries, dim] = query.shape().dims();
     let [_, kv_heads, keys, _] = key.shape().dims();
@@ -90,7 +102,7 @@ fn column_sums(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize
         f32::INFINITY,
         options.scale as f32,
     );
-    let cubes = rows * keys.div_ceil(TILE);
+    let cubes = rows * keys.div_ceil(TILE_KEYS);
     let x = cubes.min(CUBES_X);
     let address = [query, key, lse, order, mass].map(CubeTensor::required_address_type);
     // SAFETY: every access stays inside the tensors whose strides and sizes are passed: `select_keys` has checked that they
@@ -107,6 +119,7 @@ fn column_sums(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize
             order.clone().into_buffer_arg(),
             mass.clone().into_buffer_arg(),
             sizes,
+            rows_for(options.group_size),
             dim,
             dtype_to_storage_type(query.dtype),
         );
