@@ -38,7 +38,7 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
         }
         // Without the kernel the tensor operations would sort, which CubeCL backends do on the host.
         Stage::Group => {
-            fits(hardware, partition::UNITS, partition::SHARED_BYTES)?;
+            fits(hardware, tile::UNITS, partition::SHARED_BYTES)?;
             Ok(Route::Composed("cube radix selection"))
         }
         Stage::Select => {

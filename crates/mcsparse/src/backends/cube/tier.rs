@@ -7,7 +7,7 @@ use cubecl::ir::{
 };
 
 use super::{
-    attend::simt::SHARED_BYTES,
+    attend::shape::SHARED_BYTES,
     fits,
     tile::{SIDE, UNITS},
 };

@@ -28,6 +28,7 @@ pub(super) const fn rows_for(group_size: usize) -> usize {
 /// Elements `element..element + VECTOR` of a row of `dim` elements in f32, strided as they are, zero past its end. `whole`
 /// says that no vector of the caller crosses the end.
 #[cube]
+#[allow(clippy::if_same_then_else)] // the first at compile time, the second at run time
 pub(super) fn load<E: Float>(
     tensor: &Tensor<E>,
     row: usize,

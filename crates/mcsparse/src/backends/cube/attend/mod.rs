@@ -1,6 +1,7 @@
 //! From Burn tensors to a launch of the attention kernel.
 
-pub(super) mod simt;
+pub(super) mod shape;
+mod simt;
 
 use burn::{
     backend::{TensorMetadata, cubecl::dtype_to_storage_type},
@@ -9,7 +10,7 @@ use burn::{
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use self::simt::{SizesLaunch, Tile};
+use self::shape::{SizesLaunch, Tile};
 use super::{
     CUBES_X, empty,
     tier::{self, Tier},

@@ -2,6 +2,7 @@
 
 pub(super) mod column_sums;
 pub(super) mod partition;
+mod radix;
 
 use burn::{
     backend::{TensorMetadata, cubecl::dtype_to_storage_type},
