@@ -39,7 +39,9 @@ pub(crate) fn workspace(
 ) -> Option<usize> {
     match (route, problem.device.as_dispatch()) {
         #[cfg(feature = "cube")]
-        (Route::Kernel(_), DispatchDevice::Cube(_)) => cube::workspace(stage, problem, group_size, workspace_bytes),
+        (Route::Kernel(_), DispatchDevice::Cube(device)) => {
+            cube::workspace(device, stage, problem, group_size, workspace_bytes)
+        }
         _ => None,
     }
 }

@@ -49,14 +49,20 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
 }
 
 /// Bytes of temporary memory that the kernel of `stage` will take, if it has one.
-pub(super) fn workspace(stage: Stage, problem: &Problem, group_size: usize, workspace_bytes: usize) -> Option<usize> {
+pub(super) fn workspace(
+    device: &CubeDevice,
+    stage: Stage,
+    problem: &Problem,
+    group_size: usize,
+    workspace_bytes: usize,
+) -> Option<usize> {
     match stage {
         // Everything that is not output stays in registers and shared memory.
         Stage::Dense | Stage::Sparse => Some(0),
         Stage::Group => None,
         Stage::Select => {
             let rows = problem.batch * problem.heads * problem.queries.div_ceil(group_size);
-            Some(select::workspace(rows, problem.keys, workspace_bytes))
+            Some(select::workspace(device.client().properties(), rows, problem.keys, workspace_bytes))
         }
     }
 }

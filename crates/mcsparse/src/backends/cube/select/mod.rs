@@ -9,7 +9,7 @@ use burn::{
     tensor::DType,
 };
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
-use cubecl::prelude::*;
+use cubecl::{ir::DeviceProperties, prelude::*};
 
 use self::column_sums::SizesLaunch;
 use super::{
@@ -51,7 +51,7 @@ pub(super) fn select_keys(
     let options = SelectOptions { group_size: options.group_size.clamp(1, queries), ..options };
     let groups = queries.div_ceil(options.group_size);
     let rows = batch * heads * groups;
-    let chunk = chunk_rows(rows, keys, options.workspace_bytes);
+    let chunk = chunk_rows(query.client.properties(), rows, keys, options.workspace_bytes);
     let output = empty(&query, &[batch, heads, groups, options.keys], DType::I32);
     let mass = empty(&query, &[chunk, keys], DType::F32);
     let inputs = Inputs { query, key, lse: into_contiguous(lse), order: into_contiguous(order), options };
@@ -67,14 +67,16 @@ pub(super) fn select_keys(
     output
 }
 
-/// Rows (a group of a head each) whose column sums fit `workspace_bytes`; at least one.
-fn chunk_rows(rows: usize, keys: usize, workspace_bytes: usize) -> usize {
-    (workspace_bytes / (4 * keys)).clamp(1, rows)
+/// Rows (a group of a head each) whose column sums fit `workspace_bytes` and one buffer of the device (128 MiB on WebGPU); at
+/// least one.
+fn chunk_rows(properties: &DeviceProperties, rows: usize, keys: usize, workspace_bytes: usize) -> usize {
+    let bytes = workspace_bytes.min(properties.memory.max_page_size.try_into().unwrap_or(usize::MAX));
+    (bytes / (4 * keys)).clamp(1, rows)
 }
 
 /// Bytes of column sums that exist at a time when `rows` groups of all heads select among `keys` keys.
-pub(super) fn workspace(rows: usize, keys: usize, workspace_bytes: usize) -> usize {
-    4 * keys * chunk_rows(rows, keys, workspace_bytes)
+pub(super) fn workspace(properties: &DeviceProperties, rows: usize, keys: usize, workspace_bytes: usize) -> usize {
+    4 * keys * chunk_rows(properties, rows, keys, workspace_bytes)
 }
 
 /// Fills the first `rows` rows of `mass` with the column sums of the rows from `first_row` on.
