@@ -192,6 +192,12 @@ fn strided_inputs() {
     assert_eq!(strided.select(Kernels::Auto, options(16, 9)), packed.select(Kernels::Auto, options(16, 9)));
 }
 
+/// 54,600 cubes: WebGPU takes 65,535 along one axis, the kernels use half of that and go on along the next.
+#[test]
+fn launches_go_on_along_the_second_axis() {
+    Inputs::of(&shape(1300, 4), DType::F32).check(options(1, 5));
+}
+
 /// What the report says of memory: known on CubeCL and within the limit, not claimed for CPU kernels.
 #[test]
 fn workspace_is_reported() {

@@ -37,11 +37,9 @@ pub(crate) fn workspace(
     group_size: usize,
     workspace_bytes: usize,
 ) -> Option<usize> {
-    match (route, problem.device.as_dispatch()) {
-        #[cfg(feature = "cube")]
-        (Route::Kernel(_), DispatchDevice::Cube(device)) => {
-            cube::workspace(device, stage, problem, group_size, workspace_bytes)
-        }
-        _ => None,
+    #[cfg(feature = "cube")]
+    if let (Route::Kernel(_), DispatchDevice::Cube(device)) = (route, problem.device.as_dispatch()) {
+        return cube::workspace(device, stage, problem, group_size, workspace_bytes);
     }
+    None
 }
