@@ -168,7 +168,9 @@ fn a_small_workspace_gives_the_same_groups() {
         for workspace_bytes in [1, 500_000, 2_000_000] {
             let options = GroupOptions { workspace_bytes, ..OPTIONS };
             assert_eq!(order(&q, options), ample, "{name}, {workspace_bytes} bytes");
-            if let Some(bytes) = ops::group_workspace(&route, &problem, &options) {
+            if let Some(bytes) =
+                ops::workspace(Stage::Group, &route, &problem, options.group_size, options.workspace_bytes)
+            {
                 assert!(workspace_bytes == 1 || bytes <= workspace_bytes, "{name}: {bytes} of {workspace_bytes} bytes");
             }
         }

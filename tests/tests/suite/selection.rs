@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use mcsparse::{
+    McSparseConfig, MetaCache, Schedule, StepKind,
     check::Problem,
     ops::{self, Kernels, Route, Stage},
     reference::{self, SelectOptions},
@@ -189,6 +190,30 @@ fn strided_inputs() {
         order: packed.order.clone().swap_dims(0, 2).add_scalar(0).swap_dims(0, 2),
     };
     assert_eq!(strided.select(Kernels::Auto, options(16, 9)), packed.select(Kernels::Auto, options(16, 9)));
+}
+
+/// 54,600 cubes: WebGPU takes 65,535 along one axis, the kernels use half of that and go on along the next.
+#[test]
+fn launches_go_on_along_the_second_axis() {
+    Inputs::of(&shape(1300, 4), DType::F32).check(options(1, 5));
+}
+
+/// What the report says of memory: known on CubeCL and within the limit, not claimed for CPU kernels.
+#[test]
+fn workspace_is_reported() {
+    let limit = 3000;
+    let config =
+        McSparseConfig::keys(9).with_group_size(8).with_schedule(Schedule::warm_up(0)).with_workspace_bytes(limit);
+    let attention = config.init(1).unwrap();
+    let mut cache = MetaCache::new(&config, 2).unwrap();
+    cache.begin_step(0).unwrap();
+    let [q, k, v] = shape(70, 16).qkv(&device());
+    attention.forward(q, k, v, &mut cache).unwrap();
+    assert_eq!(cache.report().count(StepKind::Anchor), 1);
+    let workspace = [Stage::Select, Stage::Sparse].map(|stage| cache.report().workspace_bytes(stage));
+    // Ten of the 18 rows of 70 sums fit.
+    let expected = if mcsparse_tests::is_flex() { [None, None] } else { [Some(10 * 70 * 4), Some(0)] };
+    assert_eq!(workspace, expected, "{}", cache.report());
 }
 
 /// Rows of more than one tile, and of more values than a unit counts at once.

@@ -1,6 +1,6 @@
 //! Each stage against plain loops in f64, by the reference and by the kernel that the device would use.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use mcsparse::{
     check::Problem,
     ops::{self, Epilogue, Kernels, Route, SparseOptions, Stage},
@@ -161,8 +161,8 @@ proptest! {
 #[test]
 fn the_kernels_that_the_backend_has_are_taken() {
     let device = device();
-    let kernels = |head_dim: usize| {
-        let q = random([1, 2, 5, head_dim], 1, &device);
+    let kernels = |head_dim: usize, dtype: DType| {
+        let q = random([1, 2, 5, head_dim], 1, &device).cast(dtype);
         let problem = Problem::of(&q, &q, &q).unwrap();
         [Stage::Dense, Stage::Group, Stage::Select, Stage::Sparse].map(|stage| {
             match ops::route(stage, &problem, Kernels::Auto) {
@@ -171,11 +171,26 @@ fn the_kernels_that_the_backend_has_are_taken() {
             }
         })
     };
-    if mcsparse_tests::is_flex() {
-        assert_eq!(kernels(80), ["cpu tiles", "cpu pddp", "cpu column sums", "cpu gathered tiles"]);
-    } else {
-        assert_eq!(kernels(80), ["cube shared-memory tiles", "cube pddp", "cube column sums", "cube gathered tiles"]);
-        assert_eq!(kernels(18)[0], "(head_dim 18 is no multiple of 4)");
+    let name = std::env::var("BURN_DEVICE").unwrap_or_default();
+    let [shared, planes, matrix] = [
+        ["cube shared-memory tiles", "cube pddp", "cube column sums", "cube gathered shared-memory tiles"],
+        ["cube plane tiles", "cube pddp", "cube column sums", "cube gathered plane tiles"],
+        ["cube matrix tiles", "cube matrix pddp", "cube matrix column sums", "cube gathered matrix tiles"],
+    ];
+    for head_dim in [1, 80] {
+        let found = kernels(head_dim, DType::F32);
+        match (mcsparse_tests::is_flex(), name.as_str()) {
+            (true, _) => assert_eq!(found, ["cpu tiles", "cpu pddp", "cpu column sums", "cpu gathered tiles"]),
+            (_, "cpu") => assert_eq!(found, shared),
+            (_, "cuda") => assert_eq!(found, planes),
+            // Which of the two depends on the driver.
+            _ => assert!(found == shared || found == planes, "{found:?}"),
+        }
+    }
+    if name == "cuda" {
+        // Matrix units with 16-bit floats: from compute capability 8.0 on.
+        assert_eq!(kernels(80, DType::BF16), matrix);
+        assert_eq!(kernels(20, DType::BF16)[0], "cube plane tiles");
     }
     let q = random([1, 2, 5, 16], 1, &device);
     let reference = ops::route(Stage::Dense, &Problem::of(&q, &q, &q).unwrap(), Kernels::Reference);

@@ -11,7 +11,6 @@ use burn::backend::DispatchDevice;
 use crate::{
     check::Problem,
     ops::{Route, Stage},
-    reference::GroupOptions,
 };
 
 /// How the backend runs `stage` for `problem`, or why it has no kernel for it.
@@ -38,20 +37,9 @@ pub(crate) fn workspace(
     group_size: usize,
     workspace_bytes: usize,
 ) -> Option<usize> {
-    match (route, problem.device.as_dispatch()) {
-        #[cfg(feature = "cube")]
-        (Route::Kernel(_), DispatchDevice::Cube(_)) => cube::workspace(stage, problem, group_size, workspace_bytes),
-        _ => None,
+    #[cfg(feature = "cube")]
+    if let (Route::Kernel(_), DispatchDevice::Cube(device)) = (route, problem.device.as_dispatch()) {
+        return cube::workspace(device, stage, problem, group_size, workspace_bytes);
     }
-}
-
-/// Bytes that the backend's grouping kernels allocate at once besides their result, where it plans them ahead.
-#[cfg_attr(not(feature = "cube"), allow(unused_variables))]
-pub(crate) fn group_workspace(problem: &Problem, options: &GroupOptions) -> Option<usize> {
-    match problem.device.as_dispatch() {
-        #[cfg(feature = "cube")]
-        DispatchDevice::Cube(device) => Some(cube::group_workspace(device, problem, options)),
-        #[allow(unreachable_patterns)]
-        _ => None,
-    }
+    None
 }

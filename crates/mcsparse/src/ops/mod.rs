@@ -11,7 +11,6 @@ use burn::tensor::{Int, Tensor};
 #[cfg(any(feature = "flex", feature = "cube"))]
 use burn::backend::Dispatch;
 
-pub(crate) use crate::backends::workspace;
 use crate::{
     check::Problem,
     reference::{self, GroupOptions, SelectOptions},
@@ -74,15 +73,6 @@ pub fn group_queries(route: &Route, query: Tensor<4>, options: GroupOptions) -> 
             Tensor::from_dispatch(<Dispatch as McSparseOps>::mc_group_queries(query.into_dispatch(), options))
         }
         _ => reference::group_queries(query, &options),
-    }
-}
-
-/// Bytes that [`group_queries`] allocates at once besides its result when a kernel that plans its memory ahead takes
-/// `problem`; `None` where none does. `options.workspace_bytes` bounds them as far as one node of one head fits.
-pub fn group_workspace(route: &Route, problem: &Problem, options: &GroupOptions) -> Option<usize> {
-    match route {
-        Route::Kernel(_) => crate::backends::group_workspace(problem, options),
-        _ => None,
     }
 }
 
@@ -156,6 +146,18 @@ pub fn partition_indices(route: &Route, values: Tensor<2>, k: usize, with_rest: 
         }
         _ => reference::partition_indices(values, k, with_rest),
     }
+}
+
+/// Bytes of temporary memory that `stage` will take by `route`, for groups of `group_size` under the limit
+/// `workspace_bytes`; `None` where that is not known.
+pub fn workspace(
+    stage: Stage,
+    route: &Route,
+    problem: &Problem,
+    group_size: usize,
+    workspace_bytes: usize,
+) -> Option<usize> {
+    crate::backends::workspace(stage, route, problem, group_size, workspace_bytes)
 }
 
 /// `problem` with another number of query rows, as a stage sees it that runs on some of them.

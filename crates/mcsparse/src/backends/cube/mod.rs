@@ -5,8 +5,9 @@ mod fragment;
 mod group;
 mod matrix_units;
 mod radix;
-mod rows;
 mod select;
+mod tier;
+mod tile;
 
 use burn::{
     backend::{
@@ -19,8 +20,8 @@ use burn::{
 use burn_cubecl::{CubeBackend, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
 use cubecl::ir::HardwareProperties;
 
-use attend::simt;
 use select::{column_sums, partition};
+use tier::Tier;
 
 use crate::{
     check::Problem,
@@ -37,48 +38,42 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
     let hardware = &client.properties().hardware;
     match stage {
         Stage::Dense | Stage::Sparse => {
-            let rows = problem.queries;
-            if attend::matrix::tile(client.properties(), problem.dtype, problem.head_dim, rows).is_ok() {
-                let name =
-                    if stage == Stage::Dense { "cube matrix-unit tiles" } else { "cube gathered matrix-unit tiles" };
-                return Ok(Route::Kernel(name));
-            }
-            if !problem.head_dim.is_multiple_of(simt::VECTOR) {
-                return Err(format!("head_dim {} is no multiple of {}", problem.head_dim, simt::VECTOR));
-            }
-            let shared = simt::Tile::of(problem.head_dim).shared_bytes(problem.head_dim);
-            fits(hardware, simt::UNITS, shared)?;
-            Ok(Route::Kernel(if stage == Stage::Dense { "cube shared-memory tiles" } else { "cube gathered tiles" }))
+            let tier = tier::choose(client.properties(), problem.dtype, problem.head_dim)?;
+            Ok(Route::Kernel(attend::name(tier, stage == Stage::Sparse)))
         }
         Stage::Group => {
             fits(hardware, group::UNITS, group::shared_bytes(problem.head_dim))?;
             let matrix_units = group::matrix_units(&client, problem.head_dim, problem.dtype);
-            Ok(Route::Kernel(if matrix_units { "cube pddp, matrix units" } else { "cube pddp" }))
+            Ok(Route::Kernel(if matrix_units { "cube matrix pddp" } else { "cube pddp" }))
         }
         Stage::Select => {
-            fits(hardware, column_sums::UNITS, column_sums::SHARED_BYTES.max(partition::SHARED_BYTES))?;
-            let matrix = select::matrix::tile(client.properties(), problem.dtype, problem.head_dim);
-            Ok(Route::Kernel(if matrix.is_ok() { "cube matrix-unit column sums" } else { "cube column sums" }))
+            fits(hardware, tile::UNITS, column_sums::SHARED_BYTES.max(partition::SHARED_BYTES))?;
+            let tier = tier::choose(client.properties(), problem.dtype, problem.head_dim)?;
+            Ok(Route::Kernel(if tier == Tier::Matrix { "cube matrix column sums" } else { "cube column sums" }))
         }
     }
 }
 
 /// Bytes of temporary memory that the kernel of `stage` will take, if it has one.
-pub(super) fn workspace(stage: Stage, problem: &Problem, group_size: usize, workspace_bytes: usize) -> Option<usize> {
+pub(super) fn workspace(
+    device: &CubeDevice,
+    stage: Stage,
+    problem: &Problem,
+    group_size: usize,
+    workspace_bytes: usize,
+) -> Option<usize> {
     match stage {
         // Everything that is not output stays in registers and shared memory.
         Stage::Dense | Stage::Sparse => Some(0),
-        Stage::Group => None,
+        Stage::Group => {
+            let options = GroupOptions { group_size, power_iterations: 0, seed: 0, workspace_bytes };
+            Some(group::workspace_bytes(&device.client(), problem, &options))
+        }
         Stage::Select => {
             let rows = problem.batch * problem.heads * problem.queries.div_ceil(group_size);
-            Some(select::workspace(rows, problem.keys, workspace_bytes))
+            Some(select::workspace(device.client().properties(), rows, problem.keys, workspace_bytes))
         }
     }
-}
-
-/// Bytes that the grouping kernels allocate at once besides their result.
-pub(super) fn group_workspace(device: &CubeDevice, problem: &Problem, options: &GroupOptions) -> usize {
-    group::workspace_bytes(&device.client(), problem, options)
 }
 
 /// Refuses what the hardware has too little of.

@@ -1,6 +1,6 @@
 //! From Burn tensors to a launch of the matrix-unit attention kernel.
 
-use burn::{backend::cubecl::dtype_to_storage_type, tensor::DType};
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::{ir::DeviceProperties, prelude::*};
 
@@ -8,18 +8,13 @@ use super::{
     super::{fits, fragment::CHUNK, matrix_units},
     Lists,
     mma::{self, Tile},
-    sizes::SizesLaunch,
+    shape::SizesLaunch,
 };
 use crate::ops::Finish;
 
-/// The tile for a problem, or why the device has none. `rows` are the queries that a cube may take at most.
-pub(in super::super) fn tile(
-    properties: &DeviceProperties,
-    dtype: DType,
-    head_dim: usize,
-    rows: usize,
-) -> Result<Tile, String> {
-    matrix_units::supports(properties, dtype, head_dim)?;
+/// The tile for a problem on a device with matrix units, or what it lacks. `rows` are the queries that a cube may take at
+/// most.
+pub(in super::super) fn tile(properties: &DeviceProperties, head_dim: usize, rows: usize) -> Result<Tile, String> {
     let ptx = matrix_units::has_ptx(properties);
     // Half as many planes where a group would leave half of them idle.
     let planes = if rows <= 64 { 4 } else { 8 };
@@ -28,8 +23,11 @@ pub(in super::super) fn tile(
         _ => 32,                      // 128 of output and 64 of queries at head_dim 256; or few units to bring a tile
     };
     let tile = Tile { planes, strips: 1, shared_queries: false, keys, ptx, async_copy: ptx };
-    fits(&properties.hardware, tile.units() as u32, tile.shared_bytes(head_dim))?;
-    Ok(tile)
+    // Less shared memory, shorter tiles.
+    let short = Tile { keys: 32, ..tile };
+    let fitting =
+        |tile: Tile| fits(&properties.hardware, tile.units() as u32, tile.shared_bytes(head_dim)).map(|()| tile);
+    fitting(tile).or_else(|_| fitting(short))
 }
 
 /// Launches the kernel. Shapes fit each other, and `output` and `lse` are contiguous.

@@ -11,7 +11,7 @@ use cubecl::{
 
 use super::{
     super::fragment::{BLOCK, C2, C8, CHUNK, Operand, PLANE, Sums, left, load_chunk, right, row_sum, zero_sums},
-    Sizes,
+    shape::Sizes,
     softmax::{Rows, forget_past, weights},
     store::store,
     tiles::Tiles,

@@ -2,8 +2,8 @@
 
 pub(super) mod matrix;
 mod mma;
-pub(super) mod simt;
-mod sizes;
+pub(super) mod shape;
+mod simt;
 mod softmax;
 mod store;
 mod tiles;
@@ -15,12 +15,25 @@ use burn::{
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use self::{
-    simt::{Tile, UNITS},
-    sizes::{Sizes, SizesLaunch},
+use self::shape::{SizesLaunch, Tile};
+use super::{
+    CUBES_X, empty,
+    tier::{self, Tier},
+    tile::UNITS,
 };
-use super::{CUBES_X, empty};
 use crate::ops::Finish;
+
+/// The kernel of `tier` as reports name it.
+pub(super) fn name(tier: Tier, gathered: bool) -> &'static str {
+    match (tier, gathered) {
+        (Tier::Matrix, false) => "cube matrix tiles",
+        (Tier::Matrix, true) => "cube gathered matrix tiles",
+        (Tier::Planes, false) => "cube plane tiles",
+        (Tier::Planes, true) => "cube gathered plane tiles",
+        (Tier::Shared, false) => "cube shared-memory tiles",
+        (Tier::Shared, true) => "cube gathered shared-memory tiles",
+    }
+}
 
 /// Which keys each query attends to.
 pub(super) struct Lists {
@@ -90,9 +103,11 @@ pub(super) fn attend(
         keys = kept;
     }
     let client = query.client.clone();
-    let matrix = matrix::tile(client.properties(), dtype, dim, group_size).ok();
-    let simt = Tile::of(dim);
-    let rows = matrix.map_or(simt.queries, |tile| tile.queries());
+    let properties = client.properties();
+    let tier = tier::choose(properties, dtype, dim).unwrap_or(Tier::Shared);
+    let simt = Tile::new(group_size, tier, properties.hardware.max_shared_memory_size);
+    let matrix = (tier == Tier::Matrix).then(|| matrix::tile(properties, dim, group_size)).and_then(Result::ok);
+    let rows = matrix.map_or(simt.queries(), |tile| tile.queries());
     let tiles_per_group = group_size.div_ceil(rows);
     let cubes = batch * heads * groups * tiles_per_group;
     let cubes_x = cubes.min(CUBES_X);

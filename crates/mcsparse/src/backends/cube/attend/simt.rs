@@ -1,43 +1,17 @@
-//! Attention of a tile of queries over all keys or over gathered ones: the tier that needs shared memory and nothing else.
+//! Attention of a tile of queries over all keys or over gathered ones, without matrix units.
 //!
-//! One cube of [`UNITS`] units takes [`Tile::queries`] queries of one group. Each query row belongs to a run of
-//! neighbouring units, which share the keys of a tile when scoring and the columns of the output when accumulating. Online
-//! softmax in f32 (Milakov and Gimelshein 2018); the running maximum and sum are kept by every unit of the row, so no
-//! reduction across units is needed.
+//! One cube of [`UNITS`] units takes [`Tile::queries`] queries of one group and goes through the keys [`TILE_KEYS`] at a time:
+//! each unit computes the scores of some queries and keys in registers, the weights go through shared memory, and each unit
+//! then accumulates some columns of the output of its queries. Online softmax in f32 (Milakov and Gimelshein 2018): all
+//! units of a row know its maximum so far; the sum stays in parts, one of each unit, until the end.
 
 use cubecl::prelude::*;
 
-use super::Sizes;
+use super::{
+    super::tile::{KEYS, SIDE, TILE_KEYS, UNITS, V, VECTOR, add_products, load, query_of},
+    shape::{Sizes, Tile, WEIGHTS_PITCH},
+};
 use crate::ops::Finish;
-
-/// Units of a cube: the WebGPU limit.
-pub(in super::super) const UNITS: u32 = 256;
-/// Elements that shared memory is read by.
-pub(in super::super) const VECTOR: usize = 4;
-type V = Const<4>;
-
-/// Queries and keys of a tile.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(in super::super) struct Tile {
-    pub queries: usize,
-    pub keys: usize,
-}
-
-impl Tile {
-    /// The largest tile that fits 32 KiB of shared memory, what software Vulkan and most WebGPU adapters offer.
-    pub const fn of(head_dim: usize) -> Self {
-        match head_dim {
-            0..=64 => Tile { queries: 32, keys: 32 },   // 8 + 8 + 4 KiB
-            65..=128 => Tile { queries: 32, keys: 16 }, // 16 + 8 + 2 KiB
-            _ => Tile { queries: 16, keys: 8 },         // 16 + 8 + 0.5 KiB at 256
-        }
-    }
-
-    /// Bytes of shared memory: queries, then keys or values, and scores.
-    pub const fn shared_bytes(&self, head_dim: usize) -> usize {
-        4 * ((self.queries + self.keys) * head_dim + self.queries * self.keys)
-    }
-}
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn attend<E: Float>(
@@ -56,10 +30,11 @@ pub(super) fn attend<E: Float>(
     #[comptime] finish: Finish,
     #[define(E)] _dtype: ElemType,
 ) {
-    let vectors = comptime!(dim / VECTOR);
-    let units_per_row = comptime!(UNITS as usize / tile.queries);
-    let keys_per_unit = comptime!(tile.keys.div_ceil(units_per_row));
-    let columns_per_unit = comptime!(vectors.div_ceil(units_per_row));
+    let rows = comptime!(tile.rows);
+    let slice = comptime!(tile.slice);
+    let vectors = comptime!(dim.div_ceil(VECTOR));
+    let columns = comptime!(vectors.div_ceil(SIDE));
+    let values = comptime!(tile.values(vectors));
 
     // Cubes are numbered tile by tile, then head by head: those of one head run together and share its keys in the cache.
     let cube = CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X;
@@ -69,187 +44,238 @@ pub(super) fn attend<E: Float>(
         terminate!();
     }
     let group = tile_in_head / sizes.tiles_per_group;
-    let first = group * sizes.group_size + tile_in_head % sizes.tiles_per_group * comptime!(tile.queries as u32);
+    let first = group * sizes.group_size + tile_in_head % sizes.tiles_per_group * comptime!(tile.queries() as u32);
     let end = min((group + 1) * sizes.group_size, sizes.queries);
     if first >= end {
         terminate!();
     }
-    let (head, batch) = (joined % sizes.heads, joined / sizes.heads);
-    let z = joined as usize;
+    let (head, batch) = (joined % sizes.heads, (joined / sizes.heads) as usize);
     let kv_head = (head / sizes.heads_per_kv) as usize;
-    let list = (z * sizes.groups as usize + group as usize) * sizes.keys as usize;
+    let places = joined as usize * sizes.queries as usize;
+    let list = (joined as usize * sizes.groups as usize + group as usize) * sizes.keys as usize;
+    let query_head = batch * query.stride(0) + head as usize * query.stride(1);
+    let key_head = batch * key.stride(0) + kv_head * key.stride(1);
+    let value_head = batch * value.stride(0) + kv_head * value.stride(1);
 
     let unit = UNIT_POS as usize;
-    let (row, lane) = (unit / units_per_row, unit % units_per_row);
-    // Rows past the group's end repeat its last query and are not written.
-    let place = min(first + row as u32, end - 1);
-
-    let mut q = Shared::<[Vector<f32, V>]>::new_slice(comptime!(tile.queries * vectors));
-    let mut kv = Shared::<[Vector<f32, V>]>::new_slice(comptime!(tile.keys * vectors));
-    let mut scores = Shared::<[f32]>::new_slice(comptime!(tile.queries * tile.keys));
-
-    let mut token = place as usize;
-    if comptime!(gathered) {
-        // Lists are clamped wherever they are read: a wrong one gives wrong values, never foreign memory.
-        token = min(order[z * sizes.queries as usize + place as usize] as u32, sizes.queries - 1) as usize;
-    }
-    let base = batch as usize * query.stride(0) + head as usize * query.stride(1) + token * query.stride(2);
-    let mut column = lane;
-    while column < vectors {
-        q[row * vectors + column] = load(query, base, column) * Vector::new(sizes.scale);
-        column += units_per_row;
-    }
-
-    let mut sum = 0.0f32;
-    let mut top = f32::new(-3.0e38);
-    let mut accumulator = Array::<Vector<f32, V>>::new(columns_per_unit);
+    let (y, x) = (unit / comptime!(SIDE), unit % comptime!(SIDE));
+    let mut stage = Shared::<[Vector<f32, V>]>::new_slice(comptime!(tile.stage()));
+    let mut weights = Shared::<[Vector<f32, V>]>::new_slice(comptime!(tile.queries() * WEIGHTS_PITCH));
+    let mut top = Array::<f32>::new(rows);
+    let mut sum = Array::<f32>::new(rows);
+    let mut accumulator = Array::<Vector<f32, V>>::new(comptime!(rows * columns));
     #[unroll]
-    for c in 0..columns_per_unit {
-        accumulator[c] = Vector::new(0.0f32);
+    for i in 0..rows {
+        top[i] = f32::new(-3.0e38);
+        sum[i] = 0.0f32;
+        #[unroll]
+        for c in 0..columns {
+            accumulator[comptime!(i * columns + c)] = Vector::new(0.0f32);
+        }
     }
-    let key_base = batch as usize * key.stride(0) + kv_head * key.stride(1);
-    let value_base = batch as usize * value.stride(0) + kv_head * value.stride(1);
 
     let mut start = 0u32;
     while start < sizes.keys {
-        let count = min(sizes.keys - start, comptime!(tile.keys as u32));
-
-        load_tile(
-            key,
-            &mut kv,
-            key_base,
-            indices,
-            list + start as usize,
-            start,
-            count,
-            sizes.all_keys,
-            tile,
-            dim,
-            gathered,
-        );
-        sync_cube();
+        let count = min(sizes.keys - start, comptime!(TILE_KEYS as u32));
+        let mut scores = Array::<f32>::new(comptime!(rows * KEYS));
         #[unroll]
-        for i in 0..keys_per_unit {
-            let j = i * units_per_row + lane;
-            // More units than keys: the units past the last key have nothing to score.
-            if j < comptime!(tile.keys) {
-                let mut products = Vector::<f32, V>::new(0.0f32);
-                for c in 0..vectors {
-                    products += q[row * vectors + c] * kv[j * vectors + c];
-                }
-                let score = products.extract(0usize)
-                    + products.extract(1usize)
-                    + products.extract(2usize)
-                    + products.extract(3usize);
-                scores[row * comptime!(tile.keys) + j] = select((j as u32) < count, score, f32::new(-3.0e38));
+        for s in 0..comptime!(rows * KEYS) {
+            scores[s] = 0.0f32;
+        }
+        let mut from = 0usize;
+        while from < comptime!(dim) {
+            let whole = comptime!(dim.is_multiple_of(slice * VECTOR));
+            sync_cube();
+            let mut i = unit;
+            while i < comptime!(tile.queries() * slice) {
+                let (line, column) = (i / slice, i % slice);
+                let token = query_at(order, places, first + line as u32, end, sizes.queries, gathered);
+                let row = query_head + token * query.stride(2);
+                stage[line * comptime!(tile.pitch()) + column] =
+                    load(query, row, from + column * comptime!(VECTOR), dim, whole) * Vector::new(sizes.scale);
+                i += comptime!(UNITS as usize);
             }
+            let mut i = unit;
+            while i < comptime!(TILE_KEYS * slice) {
+                let (line, column) = (i / slice, i % slice);
+                // Dealt out so that the keys of a unit are neighbours while its reads spread over the banks.
+                let j = (line % comptime!(SIDE) * comptime!(KEYS) + line / comptime!(SIDE)) as u32;
+                let token = key_at(indices, list, start, min(j, count - 1), sizes.all_keys, gathered);
+                let row = key_head + token * key.stride(2);
+                stage[(line + comptime!(tile.queries())) * comptime!(tile.pitch()) + column] =
+                    load(key, row, from + column * comptime!(VECTOR), dim, whole);
+                i += comptime!(UNITS as usize);
+            }
+            sync_cube();
+            let filled = min((comptime!(dim) - from).div_ceil(comptime!(VECTOR)), slice);
+            add_products(&mut scores, &mut stage, y, x, filled, rows, comptime!(tile.pitch()));
+            from += comptime!(slice * VECTOR);
         }
-        sync_cube();
 
-        // Every unit of a row goes through all its scores: cheaper than a reduction between them.
-        let mut new_top = top;
-        for j in 0..comptime!(tile.keys) {
-            new_top = max(new_top, scores[row * comptime!(tile.keys) + j]);
-        }
-        load_tile(
-            value,
-            &mut kv,
-            value_base,
-            indices,
-            list + start as usize,
-            start,
-            count,
-            sizes.all_keys,
-            tile,
-            dim,
-            gathered,
-        );
-        let shrink = (top - new_top).exp();
-        sum *= shrink;
+        let mut new_top = Array::<f32>::new(rows);
         #[unroll]
-        for c in 0..columns_per_unit {
-            accumulator[c] *= Vector::new(shrink);
-        }
-        top = new_top;
-        sync_cube();
-        for j in 0..count as usize {
-            let weight = (scores[row * comptime!(tile.keys) + j] - top).exp();
-            sum += weight;
+        for i in 0..rows {
+            new_top[i] = top[i];
             #[unroll]
-            for c in 0..columns_per_unit {
-                let column = c * units_per_row + lane;
-                if column < vectors {
-                    accumulator[c] += Vector::new(weight) * kv[j * vectors + column];
-                }
+            for j in 0..comptime!(KEYS) {
+                let inside = (x * comptime!(KEYS) + j) < count as usize;
+                new_top[i] = max(new_top[i], select(inside, scores[comptime!(i * KEYS + j)], f32::new(-3.0e38)));
             }
         }
-        sync_cube();
-        start += comptime!(tile.keys as u32);
-    }
-
-    if first + (row as u32) < end {
-        let at = z * sizes.queries as usize + token;
-        let other_base = batch as usize * other.stride(0) + head as usize * other.stride(1) + token * other.stride(2);
+        across_row(&mut new_top, &mut stage, y, tile, false);
         #[unroll]
-        for c in 0..columns_per_unit {
-            let column = c * units_per_row + lane;
-            if column < vectors {
-                let mut result = accumulator[c] / Vector::new(sum);
-                if comptime!(finish == Finish::AddResidual) {
-                    result += load(other, other_base, column);
+        for i in 0..rows {
+            let shrink = (top[i] - new_top[i]).exp();
+            top[i] = new_top[i];
+            sum[i] *= shrink;
+            #[unroll]
+            for c in 0..columns {
+                accumulator[comptime!(i * columns + c)] *= Vector::new(shrink);
+            }
+            let mut weight = Vector::<f32, V>::new(0.0f32);
+            #[unroll]
+            for j in 0..comptime!(KEYS) {
+                let inside = (x * comptime!(KEYS) + j) < count as usize;
+                let this = select(inside, (scores[comptime!(i * KEYS + j)] - top[i]).exp(), f32::new(0.0));
+                sum[i] += this;
+                weight.insert(j, this);
+            }
+            weights[(y + comptime!(i * SIDE)) * comptime!(WEIGHTS_PITCH) + x] = weight;
+        }
+
+        let mut from = 0u32;
+        while from < count {
+            sync_cube();
+            let mut i = unit;
+            while i < comptime!(values * vectors) {
+                let (j, column) = (from + (i / vectors) as u32, i % vectors);
+                let mut vector = Vector::<f32, V>::new(0.0f32);
+                // Zero past the last key: its weight is zero, but not times infinity.
+                if j < count {
+                    let token = key_at(indices, list, start, j, sizes.all_keys, gathered);
+                    let row = value_head + token * value.stride(2);
+                    let whole = comptime!(dim.is_multiple_of(VECTOR));
+                    vector = load(value, row, column * comptime!(VECTOR), dim, whole);
                 }
-                if comptime!(finish == Finish::ResidualOf) {
-                    result = load(other, other_base, column) - result;
+                stage[i] = vector;
+                i += comptime!(UNITS as usize);
+            }
+            sync_cube();
+            for quad in 0..comptime!(values / KEYS) {
+                let mut weight = Array::<Vector<f32, V>>::new(rows);
+                #[unroll]
+                for i in 0..rows {
+                    let row = (y + comptime!(i * SIDE)) * comptime!(WEIGHTS_PITCH);
+                    weight[i] = weights[row + from as usize / comptime!(KEYS) + quad];
                 }
                 #[unroll]
-                for e in 0..comptime!(VECTOR) {
-                    output[at * dim + column * comptime!(VECTOR) + e] = E::cast_from(result.extract(e));
+                for j in 0..comptime!(KEYS) {
+                    #[unroll]
+                    for c in 0..columns {
+                        // Units past the last column repeat it and do not write.
+                        let column = min(x + comptime!(c * SIDE), comptime!(vectors - 1));
+                        let this = stage[(quad * comptime!(KEYS) + j) * vectors + column];
+                        #[unroll]
+                        for i in 0..rows {
+                            accumulator[comptime!(i * columns + c)] += Vector::new(weight[i].extract(j)) * this;
+                        }
+                    }
                 }
             }
+            from += comptime!(values as u32);
         }
-        if lane == 0 {
-            lse[at] = top + sum.ln();
-        }
+        start += comptime!(TILE_KEYS as u32);
     }
-}
 
-/// Four elements of a row, strided as they are.
-#[cube]
-fn load<E: Float>(tensor: &Tensor<E>, base: usize, column: usize) -> Vector<f32, V> {
-    let mut vector = Vector::<f32, V>::new(0.0f32);
+    across_row(&mut sum, &mut stage, y, tile, true);
     #[unroll]
-    for e in 0..comptime!(VECTOR) {
-        let at = base + (column * comptime!(VECTOR) + e) * tensor.stride(3);
-        vector.insert(e, f32::cast_from(tensor[at]));
+    for i in 0..rows {
+        let place = first + (y + comptime!(i * SIDE)) as u32;
+        if place < end {
+            let token = query_at(order, places, place, end, sizes.queries, gathered);
+            let other_row = batch * other.stride(0) + head as usize * other.stride(1) + token * other.stride(2);
+            #[unroll]
+            for c in 0..columns {
+                let column = x + comptime!(c * SIDE);
+                let result = accumulator[comptime!(i * columns + c)] / Vector::new(sum[i]);
+                #[unroll]
+                for e in 0..comptime!(VECTOR) {
+                    let element = column * comptime!(VECTOR) + e;
+                    if element < comptime!(dim) {
+                        let mut this = result.extract(e);
+                        if comptime!(finish != Finish::Output) {
+                            let that = f32::cast_from(other[other_row + element * other.stride(3)]);
+                            this = if comptime!(finish == Finish::AddResidual) { that + this } else { that - this };
+                        }
+                        output[(places + token) * dim + element] = E::cast_from(this);
+                    }
+                }
+            }
+            if x == 0 {
+                lse[places + token] = top[i] + sum[i].ln();
+            }
+        }
     }
-    vector
 }
 
-/// Brings the rows of one tile of keys or values into shared memory; rows past `count` repeat the last one.
+/// Replaces each value, one for each row of the unit, by the maximum or the sum over the units of the row; always in the
+/// same order. Without planes it takes the stage, once all units are done with what was there.
 #[cube]
-fn load_tile<E: Float>(
-    tensor: &Tensor<E>,
-    shared: &mut Shared<[Vector<f32, V>]>,
-    base: usize,
-    indices: &[i32],
-    list: usize,
-    start: u32,
-    count: u32,
-    all_keys: u32,
+fn across_row(
+    values: &mut Array<f32>,
+    stage: &mut Shared<[Vector<f32, V>]>,
+    y: usize,
     #[comptime] tile: Tile,
-    #[comptime] dim: usize,
-    #[comptime] gathered: bool,
+    #[comptime] sum: bool,
 ) {
-    let vectors = comptime!(dim / VECTOR);
-    let mut i = UNIT_POS as usize;
-    while i < comptime!(tile.keys * vectors) {
-        let (j, column) = (i / vectors, i % vectors);
-        let j_in = min(j as u32, count - 1);
-        let mut token = (start + j_in) as usize;
-        if comptime!(gathered) {
-            token = min(indices[list + j_in as usize] as u32, all_keys - 1) as usize;
+    if comptime!(tile.planes) {
+        #[unroll]
+        for i in 0..comptime!(tile.rows) {
+            let mut value = values[i];
+            #[unroll]
+            for step in 0..comptime!(SIDE.ilog2()) {
+                let theirs = plane_shuffle_xor(value, comptime!(1u32 << step));
+                value = if comptime!(sum) { value + theirs } else { max(value, theirs) };
+            }
+            values[i] = value;
         }
-        shared[i] = load(tensor, base + token * tensor.stride(2), column);
-        i += comptime!(UNITS as usize);
+    } else {
+        let mut mine = Vector::<f32, V>::new(0.0f32);
+        #[unroll]
+        for i in 0..comptime!(tile.rows) {
+            mine.insert(i, values[i]);
+        }
+        sync_cube();
+        stage[UNIT_POS as usize] = mine;
+        sync_cube();
+        let mut all = stage[y * comptime!(SIDE)];
+        for unit in 1..comptime!(SIDE) {
+            let theirs = stage[y * comptime!(SIDE) + unit];
+            all = if comptime!(sum) { all + theirs } else { max(all, theirs) };
+        }
+        #[unroll]
+        for i in 0..comptime!(tile.rows) {
+            values[i] = all.extract(i);
+        }
     }
+}
+
+/// The query at `place`, or the last one before `end` for places past it.
+#[cube]
+fn query_at(order: &[i32], places: usize, place: u32, end: u32, queries: u32, #[comptime] gathered: bool) -> usize {
+    let mut token = min(place, end - 1) as usize;
+    if comptime!(gathered) {
+        token = query_of(order, places, place, end, queries);
+    }
+    token
+}
+
+/// The `j`-th key from `start` on.
+#[cube]
+fn key_at(indices: &[i32], list: usize, start: u32, j: u32, all_keys: u32, #[comptime] gathered: bool) -> usize {
+    let mut token = (start + j) as usize;
+    if comptime!(gathered) {
+        token = min(indices[list + token] as u32, all_keys - 1) as usize;
+    }
+    token
 }

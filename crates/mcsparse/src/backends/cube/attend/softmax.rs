@@ -30,7 +30,13 @@ impl Rows {
     }
 
     /// Raises the maximum of row `i` to that of the new scores; returns the factor on everything summed so far.
-    pub fn rise(&mut self, scores: &Sequence<Sums>, #[comptime] i: usize, exponent: f32, #[comptime] tile: Tile) -> f32 {
+    pub fn rise(
+        &mut self,
+        scores: &Sequence<Sums>,
+        #[comptime] i: usize,
+        exponent: f32,
+        #[comptime] tile: Tile,
+    ) -> f32 {
         let old = self.top[i];
         let mut top = old;
         #[unroll]

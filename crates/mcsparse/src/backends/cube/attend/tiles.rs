@@ -56,6 +56,7 @@ impl<E: Float> Tiles<E> {
     }
 
     /// Notes the tokens of the tile at `start`; those past the last key repeat it.
+    #[allow(clippy::too_many_arguments)]
     pub fn look_up(
         &mut self,
         indices: &[i32],
@@ -80,6 +81,7 @@ impl<E: Float> Tiles<E> {
     }
 
     /// Starts bringing the tile of the noted tokens to `buffer`.
+    #[allow(clippy::too_many_arguments)]
     pub fn fetch<N: Size>(
         &mut self,
         key: &Tensor<Vector<E, N>>,
@@ -101,10 +103,7 @@ impl<E: Float> Tiles<E> {
                     let to_row = buffer * comptime!(tile.keys) + row as usize;
                     let to = to_row * comptime!(Tile::key_stride(dim)) + chunk as usize;
                     let at = from_key / comptime!(CHUNK) + chunk as usize;
-                    copy_chunk::<Vector<E, N>, Vector<E, C8>>(
-                        key[at..at + 1].as_ptr(),
-                        self.keys[to..to + 1].as_ptr(),
-                    );
+                    copy_chunk::<Vector<E, N>, Vector<E, C8>>(key[at..at + 1].as_ptr(), self.keys[to..to + 1].as_ptr());
                     let to = to_row * comptime!(Tile::value_stride(dim)) + chunk as usize;
                     let at = from_value / comptime!(CHUNK) + chunk as usize;
                     copy_chunk::<Vector<E, N>, Vector<E, C8>>(

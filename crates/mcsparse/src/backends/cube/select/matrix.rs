@@ -1,9 +1,6 @@
 //! From the inputs of a selection to a launch of the matrix-unit column sums.
 
-use burn::{
-    backend::{TensorMetadata, cubecl::dtype_to_storage_type},
-    tensor::DType,
-};
+use burn::backend::{TensorMetadata, cubecl::dtype_to_storage_type};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::{ir::DeviceProperties, prelude::*};
 
@@ -16,9 +13,8 @@ use super::{
 /// Cubes that a launch should have at least, so that every multiprocessor has a few.
 const MANY_CUBES: usize = 1024;
 
-/// The tile for a problem, or why the device has none.
-pub(in super::super) fn tile(properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<Tile, String> {
-    matrix_units::supports(properties, dtype, head_dim)?;
+/// The tile for a problem on a device with matrix units, or what it lacks.
+pub(in super::super) fn tile(properties: &DeviceProperties, head_dim: usize) -> Result<Tile, String> {
     // Two strips of keys share each query operand; above 128 their registers would not fit.
     let strips = if head_dim <= 128 { 2 } else { 1 };
     let tile = Tile { planes: 8, strips, ptx: matrix_units::has_ptx(properties) };
@@ -27,10 +23,11 @@ pub(in super::super) fn tile(properties: &DeviceProperties, dtype: DType, head_d
 }
 
 /// Fills the first `rows` rows of `mass` with the column sums of the rows from `first_row` on.
-pub(super) fn launch(tile: Tile, inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
+pub(super) fn launch(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
     let Inputs { query, key, lse, order, options } = inputs;
     let [_, heads, queries, head_dim] = query.shape().dims();
     let [_, kv_heads, keys, _] = key.shape().dims();
+    let tile = tile(query.client.properties(), head_dim).expect("the tier was chosen");
     // Few rows share their keys out to more cubes.
     let splits = MANY_CUBES.div_ceil(rows).clamp(1, keys.div_ceil(tile.planes * tile.keys()));
     let sizes = SizesLaunch::new(

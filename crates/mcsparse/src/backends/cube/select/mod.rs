@@ -4,16 +4,21 @@ pub(super) mod column_sums;
 pub(super) mod matrix;
 mod mma;
 pub(super) mod partition;
+mod radix;
 
 use burn::{
     backend::{TensorMetadata, cubecl::dtype_to_storage_type},
     tensor::DType,
 };
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
-use cubecl::prelude::*;
+use cubecl::{ir::DeviceProperties, prelude::*};
 
-use self::column_sums::{SizesLaunch, TILE, UNITS};
-use super::{CUBES_X, empty};
+use self::column_sums::SizesLaunch;
+use super::{
+    CUBES_X, empty,
+    tier::{self, Tier},
+    tile::{TILE_KEYS, UNITS, rows_for},
+};
 use crate::reference::SelectOptions;
 
 /// What the column sums of all chunks are taken from.
@@ -48,33 +53,44 @@ pub(super) fn select_keys(
     let options = SelectOptions { group_size: options.group_size.clamp(1, queries), ..options };
     let groups = queries.div_ceil(options.group_size);
     let rows = batch * heads * groups;
-    let chunk = chunk_rows(rows, keys, options.workspace_bytes);
+    let chunk = chunk_rows(query.client.properties(), rows, keys, options.workspace_bytes);
     let output = empty(&query, &[batch, heads, groups, options.keys], DType::I32);
     let mass = empty(&query, &[chunk, keys], DType::F32);
     let inputs = Inputs { query, key, lse: into_contiguous(lse), order: into_contiguous(order), options };
+    let tier = tier::choose(inputs.query.client.properties(), inputs.query.dtype, dim).unwrap_or(Tier::Shared);
     for first in (0..rows).step_by(chunk) {
         let count = chunk.min(rows - first);
         // Where every key is kept, any values do.
         if options.keys < keys {
-            column_sums(&inputs, &mass, first, count);
+            column_sums(tier, &inputs, &mass, first, count);
         }
         partition::partition_into(&mass, count, options.keys, &output, first);
     }
     output
 }
 
-/// Rows (a group of a head each) whose column sums fit `workspace_bytes`; at least one.
-fn chunk_rows(rows: usize, keys: usize, workspace_bytes: usize) -> usize {
-    (workspace_bytes / (4 * keys)).clamp(1, rows)
+/// Rows (a group of a head each) whose column sums fit `workspace_bytes` and one buffer of the device (128 MiB on WebGPU); at
+/// least one.
+fn chunk_rows(properties: &DeviceProperties, rows: usize, keys: usize, workspace_bytes: usize) -> usize {
+    let bytes = workspace_bytes.min(properties.memory.max_page_size.try_into().unwrap_or(usize::MAX));
+    (bytes / (4 * keys)).clamp(1, rows)
 }
 
 /// Bytes of column sums that exist at a time when `rows` groups of all heads select among `keys` keys.
-pub(super) fn workspace(rows: usize, keys: usize, workspace_bytes: usize) -> usize {
-    4 * keys * chunk_rows(rows, keys, workspace_bytes)
+pub(super) fn workspace(properties: &DeviceProperties, rows: usize, keys: usize, workspace_bytes: usize) -> usize {
+    4 * keys * chunk_rows(properties, rows, keys, workspace_bytes)
 }
 
 /// Fills the first `rows` rows of `mass` with the column sums of the rows from `first_row` on.
-fn column_sums(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
+fn column_sums(tier: Tier, inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
+    match tier {
+        Tier::Matrix => matrix::launch(inputs, mass, first_row, rows),
+        Tier::Planes | Tier::Shared => column_sums_of_units(inputs, mass, first_row, rows),
+    }
+}
+
+/// The kernel that needs shared memory and nothing else.
+fn column_sums_of_units(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
     let Inputs { query, key, lse, order, options } = inputs;
     let [_, heads, queries, dim] = query.shape().dims();
     let [_, kv_heads, keys, _] = key.shape().dims();
@@ -92,10 +108,7 @@ fn column_sums(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize
         f32::INFINITY,
         options.scale as f32,
     );
-    if let Ok(tile) = matrix::tile(query.client.properties(), query.dtype, dim) {
-        return matrix::launch(tile, inputs, mass, first_row, rows);
-    }
-    let cubes = rows * keys.div_ceil(TILE);
+    let cubes = rows * keys.div_ceil(TILE_KEYS);
     let x = cubes.min(CUBES_X);
     let address = [query, key, lse, order, mass].map(CubeTensor::required_address_type);
     // SAFETY: every access stays inside the tensors whose strides and sizes are passed: `select_keys` has checked that they
@@ -112,6 +125,7 @@ fn column_sums(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize
             order.clone().into_buffer_arg(),
             mass.clone().into_buffer_arg(),
             sizes,
+            rows_for(options.group_size),
             dim,
             dtype_to_storage_type(query.dtype),
         );

@@ -1,0 +1,79 @@
+//! Which units of the hardware the kernels use.
+
+use std::sync::OnceLock;
+
+use burn::tensor::DType;
+use cubecl::ir::{DeviceProperties, features::Plane};
+
+use super::{
+    attend::{self, shape::SHARED_BYTES},
+    fits, matrix_units, select,
+    tile::{SIDE, UNITS},
+};
+
+/// What a kernel needs beside shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Tier {
+    /// Matrix units: both products of a tile in a few instructions.
+    Matrix,
+    /// Exchange of registers within a plane: row maxima and sums without shared memory and its barriers.
+    Planes,
+    /// Nothing.
+    Shared,
+}
+
+impl Tier {
+    /// All, fastest first.
+    const ALL: [Tier; 3] = [Tier::Matrix, Tier::Planes, Tier::Shared];
+
+    /// The fastest that `MCSPARSE_TIER` (`matrix`, `planes` or `shared`) allows, for tests and measurements of the slower
+    /// ones; the very fastest if it is unset.
+    fn limit() -> Tier {
+        static LIMIT: OnceLock<Tier> = OnceLock::new();
+        *LIMIT.get_or_init(|| match std::env::var("MCSPARSE_TIER").as_deref() {
+            Err(_) | Ok("matrix") => Tier::Matrix,
+            Ok("planes") => Tier::Planes,
+            Ok("shared") => Tier::Shared,
+            Ok(other) => panic!("MCSPARSE_TIER: expected matrix, planes or shared, got {other}"),
+        })
+    }
+}
+
+/// The fastest tier that the device has for `dtype` and `head_dim`, or what it lacks even for the slowest.
+pub(super) fn choose(properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<Tier, String> {
+    let mut refusal = Ok(Tier::Shared);
+    for tier in Tier::ALL.into_iter().filter(|&tier| tier >= Tier::limit()) {
+        match tier.takes(properties, dtype, head_dim) {
+            Ok(()) => return Ok(tier),
+            Err(reason) => refusal = Err(reason),
+        }
+    }
+    refusal
+}
+
+impl Tier {
+    /// Refuses with the reason where the device lacks something.
+    fn takes(self, properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<(), String> {
+        let (features, hardware) = (&properties.features, &properties.hardware);
+        match self {
+            Tier::Matrix => {
+                matrix_units::supports(properties, dtype, head_dim)?;
+                attend::matrix::tile(properties, head_dim, usize::MAX)?;
+                select::matrix::tile(properties, head_dim).map(|_| ())
+            }
+            Tier::Planes => {
+                // Advertised, not only compiled: software Vulkan computes them and does not vouch for them.
+                if !features.plane.contains(Plane::Ops) {
+                    return Err("no plane operations".into());
+                }
+                // The units of a query row exchange their registers, so they must lie in one plane.
+                if (hardware.plane_size_min as usize) < SIDE {
+                    return Err(format!("planes of {} units, {SIDE} needed", hardware.plane_size_min));
+                }
+                fits(hardware, UNITS, SHARED_BYTES)
+            }
+            // 32 KiB and 256 units: what WebGPU adapters and software Vulkan offer.
+            Tier::Shared => fits(hardware, UNITS, SHARED_BYTES),
+        }
+    }
+}
