@@ -30,6 +30,7 @@ pub enum Work {
 
 /// What a stage made.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // one lives at a time
 pub enum Output {
     /// Attention output, with log-sum-exp unless it is Burn's.
     Attention(Tensor<4>, Option<Tensor<3>>),
@@ -79,8 +80,13 @@ impl Work {
         let problem = inputs.problem();
         let mut routes = Vec::new();
         let auto = ops::route(stage, &problem, Kernels::Auto);
-        // Top-K has a kernel of its own only where selection is composed around it.
-        if !matches!(auto, Route::Reference { .. }) && !(self == Self::TopK && matches!(auto, Route::Kernel(_))) {
+        let kernel = match auto {
+            // Top-K has a kernel of its own only where selection is composed around it.
+            Route::Kernel(_) => self != Self::TopK,
+            Route::Composed(_) => true,
+            Route::Reference { .. } => false,
+        };
+        if kernel {
             routes.push((auto.to_string(), auto));
         }
         if settings.tokens <= REFERENCE_TOKENS {
