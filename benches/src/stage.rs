@@ -30,6 +30,7 @@ pub enum Work {
 
 /// What a stage made.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // one lives at a time
 pub enum Output {
     /// Attention output, with log-sum-exp unless it is Burn's.
     Attention(Tensor<4>, Option<Tensor<3>>),

@@ -37,10 +37,8 @@ pub fn table(rows: &[Row], ceilings: &Ceilings, settings: &Settings) -> Table {
         let cells = match &row.time {
             Ok(time) => {
                 let (rate, share) = match row.work.load(settings) {
-                    Load::Flops(flops) => {
-                        (format!("{:.3} TFLOP/s", flops / time.median / 1e12), flops / ceilings.flops)
-                    }
-                    Load::Bytes(bytes) => (format!("{:.1} GB/s", bytes / time.median / 1e9), bytes / ceilings.bytes),
+                    Load::Flops(flops) => (rate(flops / time.median), flops / ceilings.flops),
+                    Load::Bytes(bytes) => (format!("{:.2} GB/s", bytes / time.median / 1e9), bytes / ceilings.bytes),
                 };
                 let ratio = dense.map_or("-".into(), |dense| format!("{:.2}", dense / time.median));
                 let (median, min) = (format!("{:.3}", time.median * 1e3), format!("{:.3}", time.min * 1e3));
@@ -59,11 +57,11 @@ pub fn table(rows: &[Row], ceilings: &Ceilings, settings: &Settings) -> Table {
 /// What the times say about the method.
 pub fn summary(rows: &[Row], ceilings: &Ceilings, settings: &Settings) -> String {
     let mut lines = vec![format!(
-        "ceilings: copy {:.1} GB/s (read and written), {:?} matmul of {} {:.3} TFLOP/s",
+        "ceilings: copy {:.1} GB/s (read and written), {:?} matmul of {} {}",
         ceilings.bytes / 1e9,
         settings.dtype,
         ceilings.side,
-        ceilings.flops / 1e12
+        rate(ceilings.flops)
     )];
     let of = |work| time_of(rows, work);
     if let (Some(dense), Some(sparse)) = (of(Work::Dense), of(Work::Sparse)) {
@@ -96,6 +94,11 @@ pub fn summary(rows: &[Row], ceilings: &Ceilings, settings: &Settings) -> String
 fn time_of(rows: &[Row], work: Work) -> Option<f64> {
     let row = rows.iter().find(|row| row.work == work)?;
     row.time.as_ref().ok().map(|time| time.median)
+}
+
+/// Operations per second, readable on a CPU and on a GPU.
+fn rate(flops: f64) -> String {
+    if flops < 1e12 { format!("{:.1} GFLOP/s", flops / 1e9) } else { format!("{:.1} TFLOP/s", flops / 1e12) }
 }
 
 /// The settings in one line.
