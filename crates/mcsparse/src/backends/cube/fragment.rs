@@ -89,10 +89,28 @@ pub(super) fn zero_sums() -> Sums {
     sums
 }
 
-/// `2^x`; with `ptx` one instruction of the special-function unit, relative error 2^-22.
+/// `2^x` for x up to 0; with `ptx` one instruction of the special-function unit, relative error 2^-22.
 #[cube]
 pub(super) fn exp2(x: f32, #[comptime] ptx: bool) -> f32 {
-    if comptime!(ptx) { exp2_ptx(x) } else { (x * f32::new(core::f32::consts::LN_2)).exp() }
+    if comptime!(ptx) { exp2_ptx(x) } else { exp2_polynomial(x) }
+}
+
+/// `2^x` on the units of multiplication and addition, relative error 2e-7: cheaper than a library's `exp`, which minds every
+/// argument. Below 2^-126 it stays there.
+#[cube]
+fn exp2_polynomial(x: f32) -> f32 {
+    // NaN stays NaN.
+    let x = select(x < f32::new(-126.0), f32::new(-126.0), x);
+    // Adding 1.5 * 2^23 leaves the nearest integer in the lowest bits.
+    let shifted = x + f32::new(12_582_912.0);
+    let fraction = x - (shifted - f32::new(12_582_912.0));
+    // Interpolation of 2^x at the Chebyshev nodes of [-1/2, 1/2].
+    let mut power = fma(f32::new(0.001_339_086_3), fraction, f32::new(0.009_676_032));
+    power = fma(power, fraction, f32::new(0.055_503_57));
+    power = fma(power, fraction, f32::new(0.240_221_07));
+    power = fma(power, fraction, f32::new(0.693_147_2));
+    power = fma(power, fraction, f32::new(1.000_000_1));
+    f32::reinterpret(u32::reinterpret(power) + (u32::reinterpret(shifted) << 23))
 }
 
 #[cube]
