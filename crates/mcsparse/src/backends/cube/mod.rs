@@ -14,7 +14,11 @@ use burn::{
 };
 
 use burn_cubecl::{CubeBackend, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
-use cubecl::ir::HardwareProperties;
+use cubecl::{
+    features::AtomicUsage,
+    ir::{ElemType, HardwareProperties, Type, UIntKind},
+    prelude::*,
+};
 
 use attend::simt;
 use select::partition;
@@ -42,12 +46,18 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             Ok(Route::Kernel(if stage == Stage::Dense { "cube shared-memory tiles" } else { "cube gathered tiles" }))
         }
         Stage::Group => {
-            fits(hardware, group::UNITS, group::shared_bytes(problem.head_dim))?;
+            counts(&client)?;
+            // Where the kernels do not fit, the reference around the one that does is still far from its sort on the host.
+            if fits(hardware, group::UNITS, group::shared_bytes(problem.head_dim)).is_err() {
+                fits(hardware, partition::UNITS, partition::SHARED_BYTES)?;
+                return Ok(Route::Composed("cube radix selection"));
+            }
             let matrix_units = group::matrix_units(&client, problem.head_dim, problem.dtype);
             Ok(Route::Kernel(if matrix_units { "cube pddp, matrix units" } else { "cube pddp" }))
         }
         // Without the kernel the tensor operations would sort, which CubeCL backends do on the host.
         Stage::Select => {
+            counts(&client)?;
             fits(hardware, partition::UNITS, partition::SHARED_BYTES)?;
             Ok(Route::Composed("cube radix selection"))
         }
@@ -69,6 +79,13 @@ fn fits(hardware: &HardwareProperties, units: u32, shared_bytes: usize) -> Resul
         return Err(format!("{has_shared} bytes of shared memory, {shared_bytes} needed"));
     }
     Ok(())
+}
+
+/// Refuses devices whose units cannot count together; see [`radix`].
+fn counts(client: &Client) -> Result<(), String> {
+    let usage = client.properties().atomic_type_usage(Type::atomic(ElemType::UInt(UIntKind::U32)));
+    let needed = AtomicUsage::Add | AtomicUsage::LoadStore;
+    if usage.is_superset(needed) { Ok(()) } else { Err("no atomic addition of 32-bit integers".to_string()) }
 }
 
 impl McSparseOps for CubeBackend {
