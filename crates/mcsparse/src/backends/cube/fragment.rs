@@ -108,7 +108,7 @@ fn exp2_polynomial(x: f32) -> f32 {
     let mut power = fma(f32::new(0.001_339_086_3), fraction, f32::new(0.009_676_032));
     power = fma(power, fraction, f32::new(0.055_503_57));
     power = fma(power, fraction, f32::new(0.240_221_07));
-    power = fma(power, fraction, f32::new(0.693_147_2));
+    power = fma(power, fraction, f32::new(core::f32::consts::LN_2));
     power = fma(power, fraction, f32::new(1.000_000_1));
     f32::reinterpret(u32::reinterpret(power) + (u32::reinterpret(shifted) << 23))
 }

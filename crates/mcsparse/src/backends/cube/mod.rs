@@ -18,7 +18,11 @@ use burn::{
 };
 
 use burn_cubecl::{CubeBackend, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
-use cubecl::ir::HardwareProperties;
+use cubecl::{
+    features::AtomicUsage,
+    ir::{ElemType, HardwareProperties, Type, UIntKind},
+    prelude::*,
+};
 
 use select::{column_sums, partition};
 use tier::Tier;
@@ -42,6 +46,7 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             Ok(Route::Kernel(attend::name(tier, stage == Stage::Sparse)))
         }
         Stage::Group => {
+            counts(&client)?;
             fits(hardware, group::UNITS, group::shared_bytes(problem.head_dim))?;
             let matrix_units = group::matrix_units(&client, problem.head_dim, problem.dtype);
             Ok(Route::Kernel(if matrix_units { "cube matrix pddp" } else { "cube pddp" }))
@@ -86,6 +91,13 @@ fn fits(hardware: &HardwareProperties, units: u32, shared_bytes: usize) -> Resul
         return Err(format!("{has_shared} bytes of shared memory, {shared_bytes} needed"));
     }
     Ok(())
+}
+
+/// Refuses devices whose units cannot count together; see [`radix`].
+fn counts(client: &Client) -> Result<(), String> {
+    let usage = client.properties().atomic_type_usage(Type::atomic(ElemType::UInt(UIntKind::U32)));
+    let needed = AtomicUsage::Add | AtomicUsage::LoadStore;
+    if usage.is_superset(needed) { Ok(()) } else { Err("no atomic addition of 32-bit integers".to_string()) }
 }
 
 impl McSparseOps for CubeBackend {

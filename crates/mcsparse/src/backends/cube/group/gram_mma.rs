@@ -16,16 +16,24 @@ pub(super) const PLANE: usize = 32;
 pub(super) const MAX_DIM: usize = 128;
 /// Elements of the 16 bytes that a unit loads and `ldmatrix` takes a line by.
 pub(super) const VECTOR: usize = 8;
-/// Rows in shared memory at a time: four loads in flight for each unit.
-const ROWS: usize = 64;
-/// Rows and columns of the tile that the columns of one plane form.
+/// Loads in flight for each unit. One more, and two full cubes would no longer fit the registers of a multiprocessor.
+const LOADS: usize = 3;
+/// Rows in shared memory at a time.
+const ROWS: usize = LOADS * TILE;
+/// Rows and columns of the tiles that the Gram matrix is computed in.
 const TILE: usize = 16;
 /// Neighbouring units that hold one row of an accumulator between them.
 const QUAD: usize = 4;
 
-/// Units of a cube: each plane takes 16 rows of the Gram matrix.
+/// Units of a cube: as many planes as a row has tiles.
 pub(super) const fn units(dim: usize) -> u32 {
     (PLANE * dim / TILE) as u32
+}
+
+/// Rows of tiles that a plane takes, and planes that share them: two by two, fewer lines of shared memory are read for the
+/// same products than one by one.
+const fn rows_of_tiles(dim: usize) -> usize {
+    if (dim / TILE).is_multiple_of(2) { 2 } else { 1 }
 }
 
 /// As [`super::gram::gram`], with the same arguments and results.
@@ -44,6 +52,8 @@ pub(super) fn gram_mma<E: Float, N: Size>(
 ) {
     let dim = comptime!(tiling.dim);
     let tiles = comptime!(tiling.dim / TILE);
+    let high = comptime!(rows_of_tiles(tiling.dim));
+    let wide = comptime!(tiling.dim / TILE / rows_of_tiles(tiling.dim));
     let lines = comptime!(tiling.dim / VECTOR);
     // An odd number of lines from row to row, so that `ldmatrix` finds eight rows in different banks.
     let pitch = comptime!(tiling.dim / VECTOR + 1);
@@ -69,7 +79,7 @@ pub(super) fn gram_mma<E: Float, N: Size>(
         tile[1] = Vector::new(0.0f32);
         gram.push(tile);
     }
-    // The same columns times ones: sums of the rows.
+    // The columns of one tile times ones: sums of the rows. Planes that share tiles take one each.
     let mut sums = Array::<Vector<f32, NO>>::new(2usize);
     sums[0] = Vector::new(0.0f32);
     sums[1] = Vector::new(0.0f32);
@@ -79,58 +89,72 @@ pub(super) fn gram_mma<E: Float, N: Size>(
 
     let unit = UNIT_POS as usize;
     let (plane, lane) = (unit / PLANE, unit % PLANE);
+    let (first_row, first_column) = (plane / high * high, plane % high * wide);
     // What this unit loads, and where `ldmatrix` looks for this lane's line: of four matrices, the first two are the first
     // eight rows of a tile of columns.
-    let (row, line) = (unit / lines, unit % lines);
+    let (slot, line) = (unit / lines, unit % lines);
     let at_lane = (lane / 16 * 8 + lane % 8) * pitch + lane / 8 % 2;
 
     let mut shared = Shared::<[Vector<E, N>]>::new_slice(comptime!(2 * ROWS * (tiling.dim / VECTOR + 1)));
-    let mut tokens = Array::<i32>::new(4usize);
-    let mut ahead = Array::<Vector<E, N>>::new(4usize);
+    let mut tokens = Array::<i32>::new(LOADS);
+    let mut ahead = Array::<Vector<E, N>>::new(LOADS);
     // Two loads depend on each other, so tokens are fetched two steps ahead and rows one.
-    fetch_tokens(order, from, row as u32, count, &mut tokens);
-    fetch_rows(query, place.base, row as u32, count, &tokens, line * VECTOR, &mut ahead);
-    fetch_tokens(order, from, (ROWS + row) as u32, count, &mut tokens);
+    fetch_tokens(order, from, slot as u32, count, &mut tokens);
+    fetch_rows(query, place.base, slot as u32, count, &tokens, line * VECTOR, &mut ahead);
+    fetch_tokens(order, from, (ROWS + slot) as u32, count, &mut tokens);
     let mut done = 0u32;
     let mut half = 0usize;
     while done < count {
         #[unroll]
-        for s in 0..4usize {
-            shared[half + (row + TILE * s) * pitch + line] = ahead[s];
+        for s in 0..LOADS {
+            shared[half + (slot + TILE * s) * pitch + line] = ahead[s];
         }
         // One barrier a step is enough: what is written next was last read before it.
         sync_cube();
-        let next = done + comptime!(ROWS as u32) + row as u32;
+        let next = done + comptime!(ROWS as u32) + slot as u32;
         fetch_rows(query, place.base, next, count, &tokens, line * VECTOR, &mut ahead);
         fetch_tokens(order, from, next + comptime!(ROWS as u32), count, &mut tokens);
         #[unroll]
-        for k in 0..comptime!(ROWS / TILE) {
+        for k in 0..LOADS {
             let at = half + k * TILE * pitch + at_lane;
-            let own_at = at + 2 * plane;
-            let own = def.load_matrix::<Vector<E, N>, NI>(&shared[own_at..own_at + 1], MatrixIdent::A, 4usize, true);
-            def.execute_inplace(&own, &ones, &mut sums);
+            let mut own = Sequence::<Array<Vector<E, NI>>>::new();
             #[unroll]
-            for t in 0..tiles {
+            for i in 0..high {
+                let own_at = at + 2 * (first_row + i);
+                let tile =
+                    def.load_matrix::<Vector<E, N>, NI>(&shared[own_at..own_at + 1], MatrixIdent::A, 4usize, true);
+                if plane % high == i {
+                    def.execute_inplace(&tile, &ones, &mut sums);
+                }
+                own.push(tile);
+            }
+            #[unroll]
+            for t in 0..wide {
                 // As a right operand the same registers are two tiles of eight columns.
-                let other_at = at + 2 * t;
+                let other_at = at + 2 * (first_column + t);
                 let other =
                     def.load_matrix::<Vector<E, N>, NI>(&shared[other_at..other_at + 1], MatrixIdent::A, 4usize, true);
                 let mut left = Array::<Vector<E, NI>>::new(2usize);
                 left[0] = other[0];
                 left[1] = other[2];
-                def.execute_inplace(&own, &left, gram.index_mut(2 * t));
                 let mut right = Array::<Vector<E, NI>>::new(2usize);
                 right[0] = other[1];
                 right[1] = other[3];
-                def.execute_inplace(&own, &right, gram.index_mut(2 * t + 1));
+                #[unroll]
+                for i in 0..high {
+                    def.execute_inplace(own.index(i), &left, gram.index_mut(2 * (i * wide + t)));
+                    def.execute_inplace(own.index(i), &right, gram.index_mut(2 * (i * wide + t) + 1));
+                }
             }
         }
         half = comptime!(ROWS * (tiling.dim / VECTOR + 1)) - half;
         done += comptime!(ROWS as u32);
     }
 
-    // Lane (g, q) holds columns 2 q and 2 q + 1 of rows g and g + 8 of each tile.
+    // Lane (g, q) holds columns 2 q and 2 q + 1 of rows g and g + 8 of each tile of eight columns.
     let (g, q) = (lane / QUAD, lane % QUAD);
+    let row = first_row * TILE + g;
+    let column = first_column * TILE + 2 * q;
     let mut centre = Shared::<[f32]>::new_slice(comptime!(tiling.dim));
     let weight = 1.0f32 / f32::cast_from(max(count, 1u32));
     if q == 0 {
@@ -141,16 +165,19 @@ pub(super) fn gram_mma<E: Float, N: Size>(
     }
     sync_cube();
     #[unroll]
-    for j in 0..2 * tiles {
+    for j in 0..2 * wide {
         #[unroll]
-        for h in 0..2usize {
-            let sum = centre[plane * TILE + g + 8 * h] * f32::cast_from(count);
-            let mut value = gram.index(j)[h];
+        for i in 0..high {
             #[unroll]
-            for e in 0..2usize {
-                value.insert(e, value.extract(e) - sum * centre[8 * j + 2 * q + e]);
+            for h in 0..2usize {
+                let sum = centre[row + TILE * i + 8 * h] * f32::cast_from(count);
+                let mut value = gram.index(2 * i * wide + j)[h];
+                #[unroll]
+                for e in 0..2usize {
+                    value.insert(e, value.extract(e) - sum * centre[column + 8 * j + e]);
+                }
+                gram.index_mut(2 * i * wide + j)[h] = value;
             }
-            gram.index_mut(j)[h] = value;
         }
     }
 
@@ -159,36 +186,46 @@ pub(super) fn gram_mma<E: Float, N: Size>(
         centres[at * dim + unit] = centre[unit];
     }
     if comptime!(whole) {
-        let mut partials = Shared::<[f32]>::new_slice(comptime!(power::power_scratch(&tiling, QUAD)));
+        let partials = comptime!(QUAD * rows_of_tiles(tiling.dim));
+        let mut products = Shared::<[f32]>::new_slice(comptime!(power::power_scratch(&tiling, partials)));
         let mut direction = Shared::<[f32]>::new_slice(comptime!(tiling.dim));
         power::begin(start, &mut direction, tiling);
         for _ in 0..sizes.iterations {
             #[unroll]
-            for h in 0..2usize {
-                let mut sum = 0.0f32;
+            for i in 0..high {
                 #[unroll]
-                for j in 0..2 * tiles {
+                for h in 0..2usize {
+                    let mut sum = 0.0f32;
                     #[unroll]
-                    for e in 0..2usize {
-                        sum += gram.index(j)[h].extract(e) * direction[8 * j + 2 * q + e];
+                    for j in 0..2 * wide {
+                        #[unroll]
+                        for e in 0..2usize {
+                            sum += gram.index(2 * i * wide + j)[h].extract(e) * direction[column + 8 * j + e];
+                        }
                     }
+                    let to = (row + TILE * i + 8 * h) * comptime!(partials + 1);
+                    products[to + plane % high * QUAD + q] = sum;
                 }
-                partials[(plane * TILE + g + 8 * h) * comptime!(QUAD + 1) + q] = sum;
             }
-            power::finish(&mut partials, &mut direction, QUAD, tiling);
+            power::finish(&mut products, &mut direction, partials, tiling);
         }
         if unit < dim {
             result[place.node * dim + unit] = direction[unit];
         }
     } else {
+        // What follows the first element lies at constant distances.
+        let first = (at * dim + row) * dim + column;
+        let lane_result = &mut result[first..first + dim * dim];
         #[unroll]
-        for j in 0..2 * tiles {
+        for j in 0..2 * wide {
             #[unroll]
-            for h in 0..2usize {
-                let to = (at * dim + plane * TILE + g + 8 * h) * dim + 8 * j + 2 * q;
+            for i in 0..high {
                 #[unroll]
-                for e in 0..2usize {
-                    result[to + e] = gram.index(j)[h].extract(e);
+                for h in 0..2usize {
+                    #[unroll]
+                    for e in 0..2usize {
+                        lane_result[(TILE * i + 8 * h) * dim + 8 * j + e] = gram.index(2 * i * wide + j)[h].extract(e);
+                    }
                 }
             }
         }
@@ -199,7 +236,7 @@ pub(super) fn gram_mma<E: Float, N: Size>(
 #[cube]
 fn fetch_tokens(order: &[i32], from: usize, row: u32, count: u32, tokens: &mut Array<i32>) {
     #[unroll]
-    for s in 0..4usize {
+    for s in 0..LOADS {
         let r = row + comptime!((TILE * s) as u32);
         if r < count {
             tokens[s] = order[from + r as usize];
@@ -219,7 +256,7 @@ fn fetch_rows<E: Float, N: Size>(
     ahead: &mut Array<Vector<E, N>>,
 ) {
     #[unroll]
-    for s in 0..4usize {
+    for s in 0..LOADS {
         let mut line = Vector::<E, N>::new(E::from_int(0));
         if row + comptime!((TILE * s) as u32) < count {
             let at = base + tokens[s] as usize * query.stride(2) + column * query.stride(3);

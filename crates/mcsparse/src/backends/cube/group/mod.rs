@@ -7,34 +7,26 @@
 mod direction;
 mod gram;
 mod gram_mma;
+mod launch;
 mod plan;
 mod power;
 mod project;
 mod rows;
 mod split;
 
-use burn::{
-    backend::{
-        TensorMetadata,
-        cubecl::{dtype_to_elem_type, dtype_to_storage_type},
-    },
-    tensor::{DType, Shape},
-};
+use burn::{backend::TensorMetadata, tensor::DType};
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::{
-    ir::{ElemType, FloatKind, HardwareProperties, features::MmaConfig},
-    prelude::*,
-};
+use cubecl::{ir::HardwareProperties, prelude::*};
 
 use self::{
-    plan::{Level, Plan, Tiling},
-    rows::SizesLaunch,
+    launch::{Launch, Part},
+    plan::{Plan, Tiling},
 };
-use super::{CUBES_X, empty, radix};
-use crate::{
-    check::Problem,
-    reference::{GroupOptions, start_vector},
+use super::{
+    empty, radix,
+    tier::{self, Tier},
 };
+use crate::{check::Problem, reference::GroupOptions};
 
 /// Units of a cube: the WebGPU limit.
 pub(super) const UNITS: u32 = 256;
@@ -44,7 +36,7 @@ const CUBES_PER_MULTIPROCESSOR: usize = 2;
 const CUBES: usize = 64;
 /// Projections that one cube keeps in shared memory, if that is as scarce as on software Vulkan and in browsers.
 const ROOM: usize = 2048;
-/// The same where a multiprocessor has more than three times as much.
+/// The same on devices with more than 96 KiB of it.
 const LARGE_ROOM: usize = 4096;
 /// Units that split a node whose projections are in global memory, where the device has as many.
 const SPLIT_UNITS: u32 = 1024;
@@ -66,16 +58,7 @@ pub(super) fn shared_bytes(dim: usize) -> usize {
 
 /// Whether Gram matrices go through matrix units: `mma.sync` of the dtype on planes of 32, with `ldmatrix`.
 pub(super) fn matrix_units(client: &Client, dim: usize, dtype: DType) -> bool {
-    if !matches!(dtype, DType::F16 | DType::BF16) || !gram_mma::takes(dim) {
-        return false;
-    }
-    let (properties, elem) = (client.properties(), dtype_to_elem_type(dtype));
-    let (hardware, matmul) = (&properties.hardware, &properties.features.matmul);
-    let f32 = ElemType::Float(FloatKind::F32);
-    let tile = MmaConfig { a_type: elem, b_type: elem, cd_type: f32, m: 16, n: 8, k: 16 };
-    (hardware.plane_size_min, hardware.plane_size_max) == (gram_mma::PLANE as u32, gram_mma::PLANE as u32)
-        && matmul.mma.contains(&tile)
-        && matmul.ldmatrix.contains(&elem)
+    gram_mma::takes(dim) && tier::choose(client.properties(), dtype, dim) == Ok(Tier::Matrix)
 }
 
 /// The order `[batch, heads, queries]`, group after group.
@@ -145,272 +128,4 @@ fn vector(query: &CubeTensor) -> usize {
         .filter(|&v| v * size <= VECTOR_BYTES && dim % v == 0 && strides[..3].iter().all(|stride| stride % v == 0))
         .max()
         .unwrap_or(1)
-}
-
-/// Heads and nodes of one launch.
-struct Part {
-    first_head: usize,
-    heads: usize,
-    first_node: usize,
-    nodes: usize,
-    chunks: usize,
-}
-
-/// What all launches of a grouping share.
-struct Launch<'a> {
-    query: &'a CubeTensor,
-    table: CubeTensor,
-    start: CubeTensor,
-    iterations: usize,
-    tiling: Tiling,
-    /// Whether Gram matrices go through matrix units.
-    matrix_units: bool,
-    split_units: u32,
-    /// Projections that one cube keeps in shared memory.
-    room: usize,
-}
-
-impl<'a> Launch<'a> {
-    fn new(query: &'a CubeTensor, options: &GroupOptions, plan: &Plan, tiling: Tiling) -> Self {
-        let upload = |bytes: &[u8], dtype: DType| {
-            let shape = Shape::new([bytes.len() / 4]);
-            let handle = query.client.create_from_slice(bytes);
-            CubeTensor::new_contiguous(query.client.clone(), query.device.clone(), shape, handle, dtype)
-        };
-        let hardware = &query.client.properties().hardware;
-        // A grouping without levels has an empty table, which no device would bind.
-        let table: Vec<u8> = plan.table.iter().chain([&0]).flat_map(|n| n.to_ne_bytes()).collect();
-        let start: Vec<u8> = start_vector(tiling.dim, options.seed).iter().flat_map(|x| x.to_ne_bytes()).collect();
-        Self {
-            query,
-            table: upload(&table, DType::U32),
-            start: upload(&start, DType::F32),
-            iterations: options.power_iterations,
-            tiling,
-            // They take rows as 16-byte lines, which exotic views do not have.
-            matrix_units: tiling.vector == gram_mma::VECTOR && matrix_units(&query.client, tiling.dim, query.dtype),
-            split_units: 1 << hardware.max_units_per_cube.min(SPLIT_UNITS).ilog2(),
-            room: if hardware.max_shared_memory_size > 96 * 1024 { LARGE_ROOM } else { ROOM },
-        }
-    }
-
-    /// `order[.., i] = i`.
-    fn identity(&self, order: &CubeTensor) {
-        let [batch, heads, queries] = order.shape().dims();
-        let len = batch * heads * queries;
-        // SAFETY: the kernel writes `len` values, as many as `order` has.
-        unsafe {
-            split::identity::launch_unchecked(
-                &self.query.client,
-                count(len.div_ceil(UNITS as usize)),
-                CubeDim::new_1d(UNITS),
-                order.required_address_type(),
-                order.clone().into_buffer_arg(),
-                queries as u32,
-                len as u32,
-            );
-        }
-    }
-
-    /// Splits the nodes of `part`: `order` into `next`.
-    fn level(
-        &self,
-        part: &Part,
-        level: &Level,
-        partial: bool,
-        order: &CubeTensor,
-        next: &CubeTensor,
-        projections: &CubeTensor,
-    ) {
-        let nodes = part.heads * part.nodes;
-        let padded = self.tiling.padded();
-        let f32s = |shape: &[usize]| empty(self.query, shape, DType::F32);
-        let (directions, centres) = (f32s(&[nodes, padded]), f32s(&[nodes, padded]));
-        if partial {
-            let grams = f32s(&[nodes * part.chunks, padded * padded]);
-            let means = f32s(&[nodes * part.chunks, padded]);
-            self.gram(part, order, &grams, &means, false);
-            self.direction(part, &grams, &means, &directions, &centres);
-        } else {
-            self.gram(part, order, &directions, &centres, true);
-        }
-        // A node that one cube takes whole is projected where it is split, if its projections fit there.
-        let room = if level.chunks == 1 && level.longest <= self.room { self.room } else { 0 };
-        if room == 0 {
-            let part = Part { chunks: level.pieces, ..*part };
-            self.project(&part, order, &directions, &centres, projections);
-        }
-        self.split(part, order, &directions, &centres, projections, next, room);
-    }
-
-    fn gram(&self, part: &Part, order: &CubeTensor, result: &CubeTensor, centres: &CubeTensor, whole: bool) {
-        let cubes = part.heads * part.nodes * part.chunks * self.tiling.blocks * self.tiling.blocks;
-        let address = address(&[self.query, order, result]);
-        let query = self.query.clone().into_tensor_arg();
-        let [order, table, start, result, centres] =
-            [order, &self.table, &self.start, result, centres].map(|tensor| tensor.clone().into_buffer_arg());
-        let (client, sizes, dtype) = (&self.query.client, self.sizes(part), dtype_to_storage_type(self.query.dtype));
-        let (tiling, vector, count) = (self.tiling, self.tiling.vector, count(cubes));
-        // SAFETY: rows are read through the order, a permutation of the queries, at strides of the query; results have the
-        // shapes that the kernels name.
-        unsafe {
-            if self.matrix_units {
-                gram_mma::gram_mma::launch_unchecked(
-                    client,
-                    count,
-                    CubeDim::new_1d(gram_mma::units(tiling.dim)),
-                    address,
-                    vector,
-                    query,
-                    order,
-                    table,
-                    start,
-                    result,
-                    centres,
-                    sizes,
-                    tiling,
-                    whole,
-                    dtype,
-                );
-            } else {
-                gram::gram::launch_unchecked(
-                    client,
-                    count,
-                    CubeDim::new_1d(UNITS),
-                    address,
-                    vector,
-                    query,
-                    order,
-                    table,
-                    start,
-                    result,
-                    centres,
-                    sizes,
-                    tiling,
-                    whole,
-                    dtype,
-                );
-            }
-        }
-    }
-
-    fn direction(
-        &self,
-        part: &Part,
-        grams: &CubeTensor,
-        means: &CubeTensor,
-        directions: &CubeTensor,
-        centres: &CubeTensor,
-    ) {
-        // SAFETY: as for `gram`.
-        unsafe {
-            direction::direction::launch_unchecked(
-                &self.query.client,
-                count(part.heads * part.nodes),
-                CubeDim::new_1d(UNITS),
-                address(&[self.query, grams]),
-                self.tiling.vector,
-                self.query.clone().into_tensor_arg(),
-                self.table.clone().into_buffer_arg(),
-                self.start.clone().into_buffer_arg(),
-                grams.clone().into_buffer_arg(),
-                means.clone().into_buffer_arg(),
-                directions.clone().into_buffer_arg(),
-                centres.clone().into_buffer_arg(),
-                self.sizes(part),
-                self.tiling,
-                dtype_to_storage_type(self.query.dtype),
-            );
-        }
-    }
-
-    fn project(
-        &self,
-        part: &Part,
-        order: &CubeTensor,
-        directions: &CubeTensor,
-        centres: &CubeTensor,
-        projections: &CubeTensor,
-    ) {
-        // SAFETY: as for `gram`; projections have a place for each query of the launch's heads.
-        unsafe {
-            project::project_nodes::launch_unchecked(
-                &self.query.client,
-                count(part.heads * part.nodes * part.chunks),
-                CubeDim::new_1d(UNITS),
-                address(&[self.query, order, directions, projections]),
-                self.tiling.vector,
-                self.query.clone().into_tensor_arg(),
-                order.clone().into_buffer_arg(),
-                self.table.clone().into_buffer_arg(),
-                directions.clone().into_buffer_arg(),
-                centres.clone().into_buffer_arg(),
-                projections.clone().into_buffer_arg(),
-                self.sizes(part),
-                self.tiling,
-                dtype_to_storage_type(self.query.dtype),
-            );
-        }
-    }
-
-    #[allow(clippy::too_many_arguments)] // the buffers of the kernel
-    fn split(
-        &self,
-        part: &Part,
-        order: &CubeTensor,
-        directions: &CubeTensor,
-        centres: &CubeTensor,
-        projections: &CubeTensor,
-        next: &CubeTensor,
-        room: usize,
-    ) {
-        let units = if room == 0 { self.split_units } else { UNITS };
-        // SAFETY: as for `project`; a split permutes the tokens of its node and stays inside it.
-        unsafe {
-            split::split::launch_unchecked(
-                &self.query.client,
-                count(part.heads * part.nodes),
-                CubeDim::new_1d(units),
-                address(&[self.query, order, directions, projections]),
-                self.tiling.vector,
-                self.query.clone().into_tensor_arg(),
-                order.clone().into_buffer_arg(),
-                self.table.clone().into_buffer_arg(),
-                directions.clone().into_buffer_arg(),
-                centres.clone().into_buffer_arg(),
-                projections.clone().into_buffer_arg(),
-                next.clone().into_buffer_arg(),
-                self.sizes(part),
-                self.tiling,
-                room,
-                units,
-                dtype_to_storage_type(self.query.dtype),
-            );
-        }
-    }
-
-    fn sizes(&self, part: &Part) -> SizesLaunch {
-        let [_, heads, queries, _] = self.query.shape().dims::<4>();
-        SizesLaunch::new(
-            heads as u32,
-            queries as u32,
-            part.first_head as u32,
-            part.heads as u32,
-            part.first_node as u32,
-            part.nodes as u32,
-            part.chunks as u32,
-            self.iterations as u32,
-        )
-    }
-}
-
-/// The widest of the tensors' addresses.
-fn address(tensors: &[&CubeTensor]) -> AddressType {
-    tensors.iter().map(|tensor| tensor.required_address_type()).max().unwrap_or_default()
-}
-
-/// A launch of at least `cubes` cubes.
-fn count(cubes: usize) -> CubeCount {
-    let x = cubes.min(CUBES_X);
-    CubeCount::Static(x as u32, cubes.div_ceil(x) as u32, 1)
 }
