@@ -4,13 +4,13 @@
 use burn::tensor::{DType, Tensor};
 use mcsparse::{Error, McSparseConfig, MetaCache, Schedule, SinkTokens, StepKind, reference::dense_attention};
 use mcsparse_tests::{
-    Shape, cases, device, half_dtypes,
+    Shape,
+    case::reference_tolerance,
+    cases, device, half_dtypes,
     naive::{Naive, index_rows},
     relative_error, relative_error_of, shapes, values,
 };
 use proptest::prelude::*;
-
-const F32: f64 = 2e-5;
 
 fn config(shape: &Shape, density: f64) -> McSparseConfig {
     McSparseConfig::density(density).with_group_size(shape.group_size).with_schedule(Schedule::warm_up(2))
@@ -48,7 +48,7 @@ proptest! {
         prop_assert!(outputs[1].to_data() == outputs[0].to_data(), "the anchor is not exactly the dense output");
         for (step, output) in outputs.iter().enumerate() {
             let error = relative_error(output, &dense);
-            prop_assert!(error < F32, "step {step}: {error:e}");
+            prop_assert!(error < reference_tolerance(), "step {step}: {error:e}");
         }
     }
 
@@ -74,7 +74,7 @@ proptest! {
             });
             let expected: Vec<f64> = sparse.0.iter().zip(values(slot.residual())).map(|(s, r)| s + r).collect();
             let error = relative_error_of(&values(&output), &expected);
-            prop_assert!(error < F32, "{error:e}");
+            prop_assert!(error < reference_tolerance(), "{error:e}");
         }
     }
 
@@ -89,7 +89,7 @@ proptest! {
             let dense = dense_attention(q.clone(), k.clone(), v.clone(), (shape.head_dim as f64).powf(-0.5), 1 << 24).0;
             let error = relative_error(&attention.forward(q, k, v, &mut cache).unwrap(), &dense);
             // The residual of an anchor at density 1 is rounding itself.
-            prop_assert!(error < F32, "step {step}: {error:e}");
+            prop_assert!(error < reference_tolerance(), "step {step}: {error:e}");
         }
     }
 
@@ -120,7 +120,7 @@ proptest! {
             let alone = run(&config, qkv.clone().map(|t| t.slice_dim(0, b..b + 1))).unwrap();
             for (one, all) in alone.iter().zip(&whole) {
                 let error = relative_error(one, &all.clone().slice_dim(0, b..b + 1));
-                prop_assert!(error < F32, "batch {b}: {error:e}");
+                prop_assert!(error < reference_tolerance(), "batch {b}: {error:e}");
             }
         }
     }

@@ -43,9 +43,14 @@ pub fn dense_attention(
 
 /// Softmax attention of already scaled `rows` over transposed keys; the log-sum-exp keeps a last axis of one.
 pub(super) fn attend(rows: Tensor<4>, keys_t: Tensor<4>, values: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
-    let scores = rows.matmul(keys_t);
+    let scores = product(rows, keys_t);
     let max = scores.clone().max_dim(3);
     let weights = (scores - max.clone()).exp();
     let sum = weights.clone().sum_dim(3);
-    (weights.matmul(values) / sum.clone(), max + sum.log())
+    (product(weights, values) / sum.clone(), max + sum.log())
+}
+
+/// Matrix product. An inner dimension of 1 goes by broadcasting: Burn's CubeCL product refuses strided views of such shapes.
+pub(super) fn product<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
+    if a.dims()[D - 1] == 1 { a * b } else { a.matmul(b) }
 }

@@ -3,6 +3,7 @@
 use burn::tensor::{DType, Int, Tensor};
 
 use super::{
+    dense::product,
     rows::{chunk_len, join_heads, take_rows},
     top_k::partition_indices,
 };
@@ -105,7 +106,7 @@ fn for_each_chunk(
     let chunk = chunk_len(whole, 3 * 4 * z * size * keys, options.workspace_bytes);
     let mut visit_groups = |first: usize, groups: usize, size: usize| {
         let rows = first..first + groups * size;
-        let scores = query.clone().slice_dim(1, rows.clone()).matmul(keys_t.clone());
+        let scores = product(query.clone().slice_dim(1, rows.clone()), keys_t.clone());
         let weights = (scores - lse.clone().slice_dim(1, rows)).exp();
         visit(weights.reshape([z * groups, size, keys]).sum_dim(1).reshape([batch, heads, groups, keys]));
     };

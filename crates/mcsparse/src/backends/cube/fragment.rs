@@ -33,7 +33,7 @@ pub(super) fn load_chunk<E: Float, N: Size>(
 ) -> Vector<E, C8> {
     let width = N::value().comptime();
     let mut result = Vector::<E, C8>::new(E::from_int(0i64));
-    if chunk < comptime!((dim / CHUNK) as u32) {
+    if comptime!(dim.is_multiple_of(BLOCK)) || chunk < comptime!((dim / CHUNK) as u32) {
         if comptime!(width == CHUNK) {
             let read = tensor[base / comptime!(CHUNK) + chunk as usize];
             #[unroll]

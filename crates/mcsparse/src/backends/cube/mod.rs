@@ -52,6 +52,7 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             Ok(Route::Kernel(if matrix_units { "cube matrix pddp" } else { "cube pddp" }))
         }
         Stage::Select => {
+            counts(&client)?;
             fits(hardware, tile::UNITS, column_sums::SHARED_BYTES.max(partition::SHARED_BYTES))?;
             let tier = tier::choose(client.properties(), problem.dtype, problem.head_dim)?;
             Ok(Route::Kernel(if tier == Tier::Matrix { "cube matrix column sums" } else { "cube column sums" }))

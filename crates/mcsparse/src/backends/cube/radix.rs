@@ -1,4 +1,4 @@
-//! Exact selection inside one cube: the k-th largest of a run of values, and the places of a stable partition around it.
+//! Exact selection inside one cube: the k-th largest of some values, and the places of a stable partition around it.
 //!
 //! Radix select in four passes over eight bits each. Counts are integers, so that the order in which units add theirs does
 //! not matter: the same bits every run. NaN is handled by its bits, whatever a shader compiler assumes of floats.
@@ -9,14 +9,30 @@ use cubecl::prelude::*;
 const BINS: usize = 256;
 /// Histograms that neighbouring units share out, since many values have the same leading digit.
 const COPIES: usize = 8;
-/// Values that a unit loads at a time.
-const BATCH: usize = 4;
+/// Values that a unit loads at a time: as many loads are on their way together.
+const BATCH: usize = 8;
 /// Stretches of units or bins that are summed up first wherever something is summed over all of them.
 const RUNS: usize = 16;
+/// Values of a tile of the walk that [`before`] counts for.
+const TILE: usize = 4096;
 
-/// Bytes of [`Scratch`] for a cube of `units` units.
-pub(super) const fn scratch_bytes(units: usize) -> usize {
-    4 * (BINS * COPIES + BINS + RUNS + 2 * (units + RUNS))
+/// Neighbouring values of a tile that one unit has.
+pub(super) const fn run(units: u32) -> u32 {
+    TILE as u32 / units
+}
+
+/// Distance of the runs in shared memory: odd, against bank conflicts.
+pub(super) const fn pitch(units: u32) -> usize {
+    run(units) as usize | 1
+}
+
+const fn staged_keys(units: u32, staged: bool) -> usize {
+    if staged { units as usize * pitch(units) } else { 1 }
+}
+
+/// Bytes of [`Scratch`] for a cube of `units` units; `staged` if the values are in global memory.
+pub(super) const fn scratch_bytes(units: u32, staged: bool) -> usize {
+    4 * (BINS * COPIES + BINS + RUNS + units as usize + RUNS + 1 + staged_keys(units, staged))
 }
 
 /// Shared memory of a selection.
@@ -25,16 +41,34 @@ pub(super) struct Scratch {
     histogram: Shared<[Atomic<u32>]>,
     bins: Shared<[u32]>,
     counts: Shared<[u32]>,
+    keys: Shared<[u32]>,
 }
 
 #[cube]
 impl Scratch {
     /// For a cube of `units` units.
-    pub fn new(#[comptime] units: u32) -> Scratch {
+    pub fn new(#[comptime] units: u32, #[comptime] staged: bool) -> Scratch {
         Scratch {
             histogram: Shared::<[Atomic<u32>]>::new_slice(comptime!(BINS * COPIES)),
             bins: Shared::<[u32]>::new_slice(comptime!(BINS + RUNS)),
-            counts: Shared::<[u32]>::new_slice(comptime!(2 * (units as usize + RUNS))),
+            counts: Shared::<[u32]>::new_slice(comptime!(units as usize + RUNS + 1)),
+            keys: Shared::<[u32]>::new_slice(comptime!(staged_keys(units, staged))),
+        }
+    }
+
+    /// The `r`-th key of this unit's run of a tile.
+    pub fn key(
+        &self,
+        values: &[f32],
+        at: usize,
+        #[comptime] r: usize,
+        #[comptime] units: u32,
+        #[comptime] staged: bool,
+    ) -> u32 {
+        if comptime!(staged) {
+            self.keys[UNIT_POS as usize * comptime!(pitch(units)) + r]
+        } else {
+            descending(values[at])
         }
     }
 }
@@ -148,68 +182,95 @@ pub(super) fn kth_largest(
     Threshold { key: found, ties: missing }
 }
 
-/// What a unit needs to partition its own stretch of the values.
+/// Values of the walk so far that lie above the threshold, and that equal it.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Stretch {
-    /// First value of the stretch.
-    pub first: u32,
-    /// The value after its last.
-    pub end: u32,
-    /// Kept values in front of the stretch.
-    pub kept: u32,
-    /// Values in front of the stretch that have the threshold's key.
+pub(super) struct Before {
+    pub above: u32,
     pub equal: u32,
 }
 
-/// The stretch of `values[start..start + n]` that this unit partitions.
 #[cube]
-pub(super) fn stretch(
+impl Threshold {
+    /// Whether a value is kept, with what came before it: of the equal ones the first are.
+    pub fn keeps(&self, key: u32, before: &Before) -> bool {
+        key > self.key || (key == self.key && before.equal < self.ties)
+    }
+
+    /// Kept values before this one.
+    pub fn kept(&self, before: &Before) -> u32 {
+        before.above + min(before.equal, self.ties)
+    }
+}
+
+/// A walk through the values in tiles of [`TILE`], in order: what came before this unit's run of the tile at `tile`.
+/// `walked` is what came before the tile, and then before the next one. To be called by all units of the cube.
+#[cube]
+pub(super) fn before(
     values: &[f32],
     start: usize,
     n: u32,
+    tile: u32,
     threshold: &Threshold,
+    walked: &mut Before,
     scratch: &mut Scratch,
     #[comptime] units: u32,
-) -> Stretch {
-    let unit = UNIT_POS;
-    let length = n.div_ceil(units);
-    let first = min(unit * length, n);
-    let end = min(first + length, n);
-    let mut above = 0u32;
-    let mut equal = 0u32;
-    for i in first..end {
-        let key = descending(values[start + i as usize]);
-        above += u32::cast_from(key > threshold.key);
-        equal += u32::cast_from(key == threshold.key);
-    }
-    let per_run = comptime!(units as usize / RUNS);
-    let second = comptime!(units as usize + RUNS);
-    scratch.counts[unit as usize] = above;
-    scratch.counts[second + unit as usize] = equal;
+    #[comptime] staged: bool,
+) -> Before {
+    let unit = UNIT_POS as usize;
+    let run = comptime!(run(units));
     sync_cube();
-    if unit < comptime!(RUNS as u32) {
-        let mut above_total = 0u32;
-        let mut equal_total = 0u32;
-        for u in 0..per_run {
-            above_total += scratch.counts[unit as usize * per_run + u];
-            equal_total += scratch.counts[second + unit as usize * per_run + u];
+    if comptime!(staged) {
+        // Neighbouring units read neighbouring values.
+        #[unroll]
+        for r in 0..run {
+            let place = comptime!(r * units) + UNIT_POS;
+            let key = descending(values[start + min(tile + place, n - 1) as usize]);
+            scratch.keys[(place / run) as usize * comptime!(pitch(units)) + (place % run) as usize] = key;
         }
-        scratch.counts[comptime!(units as usize) + unit as usize] = above_total;
-        scratch.counts[second + comptime!(units as usize) + unit as usize] = equal_total;
+        sync_cube();
+    }
+    let first = tile + UNIT_POS * run;
+    // Both counts in one word: a tile has 4,096 values.
+    let mut counts = 0u32;
+    #[unroll]
+    for r in 0..run {
+        let i = first + r;
+        if i < n {
+            let key = scratch.key(values, start + i as usize, comptime!(r as usize), units, staged);
+            counts += (u32::cast_from(key > threshold.key) << 16) + u32::cast_from(key == threshold.key);
+        }
+    }
+    scratch.counts[unit] = counts;
+    sync_cube();
+    // One unit for each run of units, then one for the runs.
+    let runs = comptime!(units as usize);
+    let length = comptime!(units as usize / RUNS);
+    if unit < comptime!(RUNS) {
+        let mut sum = 0u32;
+        for u in 0..length {
+            let count = scratch.counts[unit * length + u];
+            scratch.counts[unit * length + u] = sum;
+            sum += count;
+        }
+        scratch.counts[runs + unit] = sum;
     }
     sync_cube();
-    let run = unit as usize / per_run;
-    let mut above_before = 0u32;
-    let mut equal_before = 0u32;
-    for r in 0..run {
-        above_before += scratch.counts[comptime!(units as usize) + r];
-        equal_before += scratch.counts[second + comptime!(units as usize) + r];
+    if unit == 0 {
+        let mut sum = 0u32;
+        for r in 0..comptime!(RUNS) {
+            let count = scratch.counts[runs + r];
+            scratch.counts[runs + r] = sum;
+            sum += count;
+        }
+        scratch.counts[runs + comptime!(RUNS)] = sum;
     }
-    for u in run * per_run..unit as usize {
-        above_before += scratch.counts[u];
-        equal_before += scratch.counts[second + u];
-    }
-    Stretch { first, end, kept: above_before + min(equal_before, threshold.ties), equal: equal_before }
+    sync_cube();
+    let sum = scratch.counts[unit] + scratch.counts[runs + unit / length];
+    let result = Before { above: walked.above + (sum >> 16), equal: walked.equal + (sum & 0xffffu32) };
+    let all = scratch.counts[runs + comptime!(RUNS)];
+    walked.above += all >> 16;
+    walked.equal += all & 0xffffu32;
+    result
 }
 
 /// Bits that order as the values do; -0 equals 0, NaN is below everything.

@@ -50,8 +50,8 @@ pub(super) fn shared_bytes(dim: usize) -> usize {
         let tiling = Tiling::of(dim, vector);
         let gram = gram::scratch(&tiling) + 2 * tiling.padded() + 2 * plan::GRID;
         let split = project::project_scratch(&tiling) + ROOM;
-        let alone = radix::scratch_bytes(SPLIT_UNITS as usize);
-        (4 * gram).max(4 * split + radix::scratch_bytes(UNITS as usize)).max(alone)
+        let alone = radix::scratch_bytes(SPLIT_UNITS, true);
+        (4 * gram).max(4 * split + radix::scratch_bytes(UNITS, false)).max(alone)
     });
     needs.max().unwrap_or(0)
 }

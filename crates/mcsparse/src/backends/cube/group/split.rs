@@ -7,7 +7,7 @@ use super::{
     project::project,
     rows::{Sizes, place},
 };
-use crate::backends::cube::radix;
+use crate::backends::cube::radix::{self, Before};
 
 /// One cube splits one node: the rows with the smallest projections in front, both sides in the order they had. Nodes of
 /// one group are copied.
@@ -42,14 +42,14 @@ pub(super) fn split<E: Float, N: Size>(
         }
         terminate!();
     }
-    let mut scratch = radix::Scratch::new(units);
+    let mut scratch = radix::Scratch::new(units, comptime!(room == 0));
     if comptime!(room > 0) {
         let mut values = Shared::<[f32]>::new_slice(room);
         project(query, order, directions, centres, &place, 0u32, place.len, values.inner_mut(), 0usize, tiling);
-        partition(values.inner_ref(), 0usize, order, next, at, place.len, place.lower, &mut scratch, units);
+        partition(values.inner_ref(), 0usize, order, next, at, place.len, place.lower, &mut scratch, units, false);
     } else {
         let from = place.joined * sizes.queries as usize + place.first as usize;
-        partition(projections, from, order, next, at, place.len, place.lower, &mut scratch, units);
+        partition(projections, from, order, next, at, place.len, place.lower, &mut scratch, units, true);
     }
 }
 
@@ -65,21 +65,27 @@ fn partition(
     k: u32,
     scratch: &mut radix::Scratch,
     #[comptime] units: u32,
+    #[comptime] staged: bool,
 ) {
     let last = radix::kth_largest(values, from, len, k, scratch, units);
-    let mine = radix::stretch(values, from, len, &last, scratch, units);
-    let mut kept = mine.kept;
-    let mut equal = mine.equal;
-    for i in mine.first..mine.end {
-        let key = radix::descending(values[from + i as usize]);
-        let keep = key > last.key || (key == last.key && equal < last.ties);
-        equal += u32::cast_from(key == last.key);
-        let mut to = k + i - kept;
-        if keep {
-            to = kept;
-            kept += 1;
+    let run = comptime!(radix::run(units));
+    let mut walked = Before { above: 0u32, equal: 0u32 };
+    let mut tile = 0u32;
+    while tile < len {
+        let mut before = radix::before(values, from, len, tile, &last, &mut walked, scratch, units, staged);
+        #[unroll]
+        for r in 0..run {
+            let i = tile + UNIT_POS * run + r;
+            if i < len {
+                let key = scratch.key(values, from + i as usize, comptime!(r as usize), units, staged);
+                let kept = last.kept(&before);
+                let to = select(last.keeps(key, &before), kept, k + i - kept);
+                next[at + to as usize] = order[at + i as usize];
+                before.above += u32::cast_from(key > last.key);
+                before.equal += u32::cast_from(key == last.key);
+            }
         }
-        next[at + to as usize] = order[at + i as usize];
+        tile += comptime!(radix::run(units) * units);
     }
 }
 

@@ -4,7 +4,6 @@ pub(super) mod column_sums;
 pub(super) mod matrix;
 mod mma;
 pub(super) mod partition;
-mod radix;
 
 use burn::{
     backend::{TensorMetadata, cubecl::dtype_to_storage_type},
@@ -69,10 +68,11 @@ pub(super) fn select_keys(
     output
 }
 
-/// Rows (a group of a head each) whose column sums fit `workspace_bytes` and one buffer of the device (128 MiB on WebGPU); at
-/// least one.
+/// Rows (a group of a head each) whose column sums fit one buffer of the device (128 MiB on WebGPU) and `workspace_bytes`,
+/// less a sixteenth for what the allocator still holds of grouping; at least one.
 fn chunk_rows(properties: &DeviceProperties, rows: usize, keys: usize, workspace_bytes: usize) -> usize {
-    let bytes = workspace_bytes.min(properties.memory.max_page_size.try_into().unwrap_or(usize::MAX));
+    let limit = workspace_bytes - workspace_bytes / 16;
+    let bytes = limit.min(properties.memory.max_page_size.try_into().unwrap_or(usize::MAX));
     (bytes / (4 * keys)).clamp(1, rows)
 }
 
