@@ -176,6 +176,20 @@ impl<'a> Launch<'a> {
     ) {
         // SAFETY: as for `gram`.
         unsafe {
+            direction::combine::launch_unchecked(
+                &self.query.client,
+                count(part.heads * part.nodes * direction::combining_cubes(&self.tiling)),
+                CubeDim::new_1d(UNITS),
+                address(&[self.query, grams]),
+                self.tiling.vector,
+                self.query.clone().into_tensor_arg(),
+                self.table.clone().into_buffer_arg(),
+                grams.clone().into_buffer_arg(),
+                means.clone().into_buffer_arg(),
+                self.sizes(part),
+                self.tiling,
+                dtype_to_storage_type(self.query.dtype),
+            );
             direction::direction::launch_unchecked(
                 &self.query.client,
                 count(part.heads * part.nodes),

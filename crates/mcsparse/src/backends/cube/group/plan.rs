@@ -54,9 +54,9 @@ impl Tiling {
         if lanes < 16 { lanes } else { 16 }
     }
 
-    /// Rows that a cube projects between two barriers: four for each run of lanes, to have as many loads in flight.
+    /// Rows that a cube projects between two barriers: a few for each run of lanes, to have as many loads in flight.
     pub const fn projected_rows(&self) -> usize {
-        4 * UNITS as usize / self.lanes()
+        super::project::STEPS * UNITS as usize / self.lanes()
     }
 }
 

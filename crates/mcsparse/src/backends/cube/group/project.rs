@@ -8,6 +8,9 @@ use super::{
     rows::{Place, Sizes, place, read},
 };
 
+/// Rows that a unit has at a time.
+pub(super) const STEPS: usize = 8;
+
 /// Values of shared memory that [`project`] works in.
 pub(super) const fn project_scratch(tiling: &Tiling) -> usize {
     tiling.projected_rows() * (tiling.lanes() + 1)
@@ -85,26 +88,35 @@ pub(super) fn project<E: Float, N: Size>(
     let from = place.order + (place.first + begin) as usize;
     let mut done = 0usize;
     while done < count as usize {
+        // All loads first, tokens and then rows; places past the last repeat it.
+        let mut tokens = Array::<i32>::new(STEPS);
         #[unroll]
-        for step in 0..comptime!(4usize) {
-            let r = slots * step + slot;
+        for step in 0..STEPS {
+            tokens[step] = order[from + min(done + slots * step + slot, count as usize - 1)];
+        }
+        let mut values = Array::<Vector<f32, N>>::new(comptime!(STEPS * per_lane));
+        #[unroll]
+        for step in 0..STEPS {
+            #[unroll]
+            for c in 0..per_lane {
+                // Lanes past the last column read it again and weigh it by zero.
+                let column = min(lane + lanes * c, comptime!(tiling.vectors() - 1));
+                values[comptime!(step * per_lane + c)] = read(query, place.base, tokens[step], column * vector);
+            }
+        }
+        #[unroll]
+        for step in 0..STEPS {
             let mut products = Vector::<f32, N>::new(0.0f32);
-            if done + r < count as usize {
-                let token = order[from + done + r];
-                #[unroll]
-                for c in 0..per_lane {
-                    let column = lane + lanes * c;
-                    if column < comptime!(tiling.vectors()) {
-                        products += (read(query, place.base, token, column * vector) - centre[c]) * direction[c];
-                    }
-                }
+            #[unroll]
+            for c in 0..per_lane {
+                products += (values[comptime!(step * per_lane + c)] - centre[c]) * direction[c];
             }
             let mut sum = 0.0f32;
             #[unroll]
             for e in 0..vector {
                 sum += products.extract(e);
             }
-            partial[r * pitch + lane] = sum;
+            partial[(slots * step + slot) * pitch + lane] = sum;
         }
         sync_cube();
         let mut r = unit;
