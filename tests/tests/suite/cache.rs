@@ -2,7 +2,7 @@
 
 use burn::{module::Module, tensor::DType};
 use mcsparse::{McSparse, McSparseConfig, MetaCache, Schedule, SelfAttention, SinkTokens};
-use mcsparse_tests::{case::reference_tolerance, device, half_dtypes, random, values};
+use mcsparse_tests::{device, half_dtypes, random, values};
 
 const SHAPE: [usize; 4] = [2, 3, 37, 16];
 
@@ -156,7 +156,7 @@ fn moves_between_backends_and_refuses_the_wrong_one() {
         let mut cache = cache.to_device(there);
         let moved = attention.forward(q, k, v, &mut cache).unwrap();
         let error = mcsparse_tests::relative_error(&moved, &dense);
-        assert!(error < reference_tolerance(), "{error:e}");
+        assert!(error < mcsparse_tests::case::reference_tolerance(), "{error:e}");
     }
 }
 
@@ -174,7 +174,7 @@ fn an_autodiff_device_gets_the_value_and_is_told_about_the_gradient() {
         assert!(output.is_autodiff() && !output.is_tracked());
         let [q, k, v] = inner;
         let dense = mcsparse::reference::dense_attention(q, k, v, 0.25, 1 << 24).0;
-        assert!(mcsparse_tests::relative_error(&output.inner(), &dense) < reference_tolerance());
+        assert!(mcsparse_tests::relative_error(&output.inner(), &dense) < mcsparse_tests::case::reference_tolerance());
     }
     assert!(cache.report().dropped_gradient());
     assert!(cache.report().to_string().contains("no gradient passes"));

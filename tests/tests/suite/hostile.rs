@@ -68,8 +68,15 @@ fn hostile_huge_key_takes_everything() {
         let lists = reference_lists(&case);
         let is_value = |route: &Route, output: Tensor<4>| {
             let error = absolute_error(&values(&output), &values(&value));
+            // A kernel may round weights to the inputs' dtype, and scores of thousands leave them a rounding off 1.
+            let rounding = match case.qkv[0].dtype() {
+                DType::F16 => 2f64.powi(-10),
+                DType::BF16 => 2f64.powi(-7),
+                _ => 2f64.powi(-16),
+            };
+            let largest = values(&value).into_iter().fold(0.0, |max: f64, v| max.max(v.abs()));
             assert!(
-                error < tolerance(&route).max(1e-4),
+                error < tolerance(route).max(rounding * largest),
                 "{}: {route}: {error:e} from the value of the huge key",
                 case.name
             );
