@@ -32,6 +32,10 @@ fn cases() -> Vec<(Case, f64)> {
         for (shape, keys) in &shapes {
             cases.push((Case::new(format!("{shape:?}"), shape, *keys, &device).cast(dtype), epsilon));
         }
+        for scale in [0.0, -0.3] {
+            let case = Case::new(format!("scale {scale}"), &BASE, 21, &device);
+            cases.push((Case { scale, ..case }.cast(dtype), epsilon));
+        }
     }
     cases
 }

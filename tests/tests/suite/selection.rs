@@ -222,7 +222,7 @@ fn partitions_of_long_rows() {
     for (rows, n) in [(3, 4096), (2, 4097), (2, 70_001)] {
         let values = random([rows, n], 3, &device()).mul_scalar(40.0).int().float();
         let q = random([1, 1, 1, 16], 1, &device());
-        let route = ops::route(Stage::Group, &Problem::of(&q, &q, &q).unwrap(), Kernels::Auto);
+        let route = ops::route(Stage::Select, &Problem::of(&q, &q, &q).unwrap(), Kernels::Auto);
         let host = mcsparse_tests::values(&values);
         for k in [1, n / 5, n - 1] {
             let found = index_rows(&ops::partition_indices(&route, values.clone(), k, true));

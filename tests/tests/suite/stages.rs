@@ -181,7 +181,8 @@ fn the_kernels_that_the_backend_has_are_taken() {
         let found = kernels(head_dim, DType::F32);
         match (mcsparse_tests::is_flex(), name.as_str()) {
             (true, _) => assert_eq!(found, ["cpu tiles", "cpu pddp", "cpu column sums", "cpu gathered tiles"]),
-            (_, "cpu") => assert_eq!(found, shared),
+            // One thread a unit, and as many as cores: the kernels decline and say so.
+            (_, "cpu") => assert!(found.iter().all(|name| name.starts_with('(')), "{found:?}"),
             (_, "cuda") => assert_eq!(found, planes),
             // Which of the two depends on the driver.
             _ => assert!(found == shared || found == planes, "{found:?}"),

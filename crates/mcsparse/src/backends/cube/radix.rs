@@ -21,9 +21,10 @@ pub(super) const fn run(units: u32) -> u32 {
     TILE as u32 / units
 }
 
-/// Distance of the runs in shared memory: odd, against bank conflicts.
+/// Distance of the runs in shared memory: odd against bank conflicts, unless runs are so short that it would cost much.
 pub(super) const fn pitch(units: u32) -> usize {
-    run(units) as usize | 1
+    let run = run(units) as usize;
+    if run < 8 { run } else { run | 1 }
 }
 
 const fn staged_keys(units: u32, staged: bool) -> usize {

@@ -131,7 +131,8 @@ pub(in super::super) fn attend<E: Float, N: Size>(
     let query_base = batch as usize * query.stride(0) + head as usize * query.stride(1);
     // The sign of the scale goes into the queries, its size into the exponent: the larger score is then the heavier.
     let sign = Vector::<E, C8>::new(E::cast_from(select(sizes.scale < 0.0f32, -1.0f32, 1.0f32)));
-    let exponent = sizes.scale.abs() * comptime!(core::f32::consts::LOG2_E);
+    // Never quite zero, so that scores of keys past the last one stay as small as can be.
+    let exponent = max(sizes.scale.abs() * comptime!(core::f32::consts::LOG2_E), f32::new(1.0e-30));
     let row = plane * comptime!(16 * strips as u32) + r;
     let waiting = comptime!(if tile.shared_queries { tile.queries() * key_stride } else { 1 });
     let mut shared_queries = Shared::<[Vector<E, C8>]>::new_aligned_slice(waiting, 16usize);

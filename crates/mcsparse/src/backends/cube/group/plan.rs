@@ -56,7 +56,7 @@ impl Tiling {
 
     /// Rows that a cube projects between two barriers: a few for each run of lanes, to have as many loads in flight.
     pub const fn projected_rows(&self) -> usize {
-        super::project::STEPS * UNITS as usize / self.lanes()
+        super::project::steps(self) * UNITS as usize / self.lanes()
     }
 }
 

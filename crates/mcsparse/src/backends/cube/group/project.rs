@@ -8,8 +8,10 @@ use super::{
     rows::{Place, Sizes, place, read},
 };
 
-/// Rows that a unit has at a time.
-pub(super) const STEPS: usize = 8;
+/// Rows that a unit has at a time: as many as shared memory has room for.
+pub(super) const fn steps(tiling: &Tiling) -> usize {
+    if tiling.lanes() == 1 { 4 } else { 8 }
+}
 
 /// Values of shared memory that [`project`] works in.
 pub(super) const fn project_scratch(tiling: &Tiling) -> usize {
@@ -60,6 +62,7 @@ pub(super) fn project<E: Float, N: Size>(
     let slots = comptime!(UNITS as usize / tiling.lanes());
     let pitch = comptime!(tiling.lanes() + 1);
     let per_lane = comptime!(tiling.vectors().div_ceil(tiling.lanes()));
+    let steps = comptime!(steps(&tiling));
     let mut partial = Shared::<[f32]>::new_slice(comptime!(project_scratch(&tiling)));
     let unit = UNIT_POS as usize;
     let (slot, lane) = (unit / lanes, unit % lanes);
@@ -89,14 +92,14 @@ pub(super) fn project<E: Float, N: Size>(
     let mut done = 0usize;
     while done < count as usize {
         // All loads first, tokens and then rows; places past the last repeat it.
-        let mut tokens = Array::<i32>::new(STEPS);
+        let mut tokens = Array::<i32>::new(steps);
         #[unroll]
-        for step in 0..STEPS {
+        for step in 0..steps {
             tokens[step] = order[from + min(done + slots * step + slot, count as usize - 1)];
         }
-        let mut values = Array::<Vector<f32, N>>::new(comptime!(STEPS * per_lane));
+        let mut values = Array::<Vector<f32, N>>::new(comptime!(steps * per_lane));
         #[unroll]
-        for step in 0..STEPS {
+        for step in 0..steps {
             #[unroll]
             for c in 0..per_lane {
                 // Lanes past the last column read it again and weigh it by zero.
@@ -105,7 +108,7 @@ pub(super) fn project<E: Float, N: Size>(
             }
         }
         #[unroll]
-        for step in 0..STEPS {
+        for step in 0..steps {
             let mut products = Vector::<f32, N>::new(0.0f32);
             #[unroll]
             for c in 0..per_lane {
