@@ -26,6 +26,7 @@ pub fn reference_tolerance() -> f64 {
     let tf32 = std::env::var("BURN_DEVICE").is_ok_and(|name| name == "cuda");
     if tf32 { 2e-3 } else { F32 }
 }
+
 /// Small on purpose, so that every stage has to work in chunks.
 pub const WORKSPACE: usize = 40_000;
 

@@ -43,7 +43,8 @@ pub enum Kernels {
 /// The implementation that runs a stage.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Route {
-    /// A kernel, by name.
+    /// A kernel, by name. The route is chosen by sizes and dtype; views whose rows do not start at 16 bytes are read by the
+    /// same kernel in smaller steps, and grouping's Gram matrices are then computed without matrix units.
     Kernel(&'static str),
     /// The reference in tensor operations, and why no kernel took the problem.
     Reference {

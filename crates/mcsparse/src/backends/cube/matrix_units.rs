@@ -4,7 +4,10 @@ use burn::{backend::cubecl::dtype_to_storage_type, tensor::DType};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind, features::MmaConfig};
 
-use super::fragment::{CHUNK, PLANE};
+use super::{
+    fragment::{CHUNK, PLANE},
+    reads_by,
+};
 
 /// Whether the device multiplies fragments of `dtype` as the kernels do, or why not.
 pub(super) fn supports(properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<(), String> {
@@ -35,11 +38,5 @@ pub(super) fn has_ptx(properties: &DeviceProperties) -> bool {
 
 /// Elements that all tensors can be read by: a chunk where every row starts at 16 bytes, or one.
 pub(super) fn vector_size(tensors: &[&CubeTensor]) -> usize {
-    let aligned = |tensor: &CubeTensor| {
-        let (strides, shape) = (tensor.meta.strides(), tensor.meta.shape());
-        let rows = (0..3).all(|axis| shape[axis] == 1 || strides[axis].is_multiple_of(CHUNK));
-        let start = tensor.handle.offset_start.unwrap_or(0);
-        rows && strides[3] == 1 && start.is_multiple_of((CHUNK * tensor.dtype.size()) as u64)
-    };
-    if tensors.iter().all(|tensor| aligned(tensor)) { CHUNK } else { 1 }
+    if tensors.iter().all(|tensor| reads_by(tensor, CHUNK)) { CHUNK } else { 1 }
 }

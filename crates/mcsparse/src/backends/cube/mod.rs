@@ -82,6 +82,15 @@ pub(super) fn workspace(
     }
 }
 
+/// Whether the rows of `[batch, heads, tokens, head_dim]` can be read by vectors of `size` elements where they lie.
+fn reads_by(tensor: &CubeTensor, size: usize) -> bool {
+    let (strides, shape) = (tensor.meta.strides(), tensor.meta.shape());
+    let rows = (0..3).all(|axis| shape[axis] == 1 || strides[axis].is_multiple_of(size));
+    let start = tensor.handle.offset_start.unwrap_or(0);
+    let starts = start.is_multiple_of((size * tensor.dtype.size()) as u64);
+    size == 1 || (rows && starts && strides[3] == 1 && shape[3].is_multiple_of(size))
+}
+
 /// Refuses what the hardware has too little of.
 fn fits(hardware: &HardwareProperties, units: u32, shared_bytes: usize) -> Result<(), String> {
     let (has_units, has_shared) = (hardware.max_units_per_cube, hardware.max_shared_memory_size);

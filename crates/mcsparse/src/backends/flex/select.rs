@@ -66,11 +66,16 @@ fn top_k(mass: &[f32], options: &SelectOptions, ranks: &mut Vec<u64>, selected: 
         let sink = j < options.sink_prefix || j >= end;
         descending(if sink { f32::INFINITY } else { mass }, j as u32)
     }));
-    if options.keys < ranks.len() {
-        ranks.select_nth_unstable(options.keys - 1);
-    }
-    selected.iter_mut().zip(ranks.iter()).for_each(|(selected, &rank)| *selected = rank as u32 as i32);
-    selected.sort_unstable();
+    split(ranks, options.keys, selected);
+}
+
+/// The columns of the `k` smallest ranks, then as many of the others as `places` has room for, ascending both.
+fn split(ranks: &mut [u64], k: usize, places: &mut [i32]) {
+    ranks.select_nth_unstable(k - 1);
+    places.iter_mut().zip(ranks).for_each(|(place, rank)| *place = *rank as u32 as i32);
+    let (kept, rest) = places.split_at_mut(k);
+    kept.sort_unstable();
+    rest.sort_unstable();
 }
 
 /// The first `width` of each row's columns: the `k` of the largest values, then the others, ascending both.
@@ -78,11 +83,7 @@ pub(super) fn partition(values: &[f32], n: usize, k: usize, width: usize) -> Vec
     let mut places = vec![0; values.len() / n * width];
     places.par_chunks_mut(width).zip(values.par_chunks(n)).for_each(|(places, row)| {
         let mut ranks: Vec<u64> = row.iter().zip(0..).map(|(&value, j)| descending(value, j)).collect();
-        ranks.select_nth_unstable(k - 1);
-        places.iter_mut().zip(&ranks).for_each(|(place, &rank)| *place = rank as u32 as i32);
-        let (kept, rest) = places.split_at_mut(k);
-        kept.sort_unstable();
-        rest.sort_unstable();
+        split(&mut ranks, k, places);
     });
     places
 }

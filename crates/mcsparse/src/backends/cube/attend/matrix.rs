@@ -22,7 +22,7 @@ pub(in super::super) fn tile(properties: &DeviceProperties, head_dim: usize, row
         0..=128 if planes == 8 => 64, // 32 registers of scores beside 64 of output and 32 of queries
         _ => 32,                      // 128 of output and 64 of queries at head_dim 256; or few units to bring a tile
     };
-    let tile = Tile { planes, strips: 1, shared_queries: false, keys, ptx, async_copy: ptx };
+    let tile = Tile { planes, strips: 1, keys, ptx, async_copy: ptx };
     // Less shared memory, shorter tiles.
     let short = Tile { keys: 32, ..tile };
     let fitting =

@@ -25,8 +25,6 @@ pub(in super::super) struct Tile {
     pub planes: usize,
     /// Times 16 queries that a plane takes. Two read keys and values from shared memory half as often a query.
     pub strips: usize,
-    /// Queries wait in shared memory rather than in registers.
-    pub shared_queries: bool,
     /// Keys of a tile, a multiple of 16.
     pub keys: usize,
     /// Inline PTX: one instruction for `2^x`.
@@ -56,14 +54,13 @@ impl Tile {
         (head_dim / CHUNK) | 1
     }
 
-    /// Two buffers of keys and values, and the queries.
+    /// Two buffers of keys and values.
     pub const fn shared_bytes(&self, head_dim: usize) -> usize {
-        let queries = if self.shared_queries { self.queries() * Self::key_stride(head_dim) } else { 0 };
-        16 * (queries + 2 * self.keys * (Self::key_stride(head_dim) + Self::value_stride(head_dim)))
+        16 * 2 * self.keys * (Self::key_stride(head_dim) + Self::value_stride(head_dim))
     }
 }
 
-#[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(in super::super) fn attend<E: Float, N: Size>(
     query: &Tensor<Vector<E, N>>,
     key: &Tensor<Vector<E, N>>,
@@ -133,9 +130,6 @@ pub(in super::super) fn attend<E: Float, N: Size>(
     let sign = Vector::<E, C8>::new(E::cast_from(select(sizes.scale < 0.0f32, -1.0f32, 1.0f32)));
     // Never quite zero, so that scores of keys past the last one stay as small as can be.
     let exponent = max(sizes.scale.abs() * comptime!(core::f32::consts::LOG2_E), f32::new(1.0e-30));
-    let row = plane * comptime!(16 * strips as u32) + r;
-    let waiting = comptime!(if tile.shared_queries { tile.queries() * key_stride } else { 1 });
-    let mut shared_queries = Shared::<[Vector<E, C8>]>::new_aligned_slice(waiting, 16usize);
     let mut queries = Sequence::<Operand<E>>::new();
     #[unroll]
     for s in 0..strips {
@@ -146,15 +140,8 @@ pub(in super::super) fn attend<E: Float, N: Size>(
             let chunk = comptime!(4 * b as u32) + c;
             let upper = load_chunk::<E, N>(query, upper_base, chunk, dim) * sign;
             let lower = load_chunk::<E, N>(query, lower_base, chunk, dim) * sign;
-            if comptime!(tile.shared_queries) {
-                // Read back by the very unit that writes it: no barrier.
-                let at = (row + comptime!(16 * s as u32)) as usize * key_stride + chunk as usize;
-                shared_queries[at] = upper;
-                shared_queries[at + comptime!(8 * key_stride)] = lower;
-            } else {
-                queries.push(left::<E>(upper, lower, 0usize));
-                queries.push(left::<E>(upper, lower, 1usize));
-            }
+            queries.push(left::<E>(upper, lower, 0usize));
+            queries.push(left::<E>(upper, lower, 1usize));
         }
     }
 
@@ -185,16 +172,6 @@ pub(in super::super) fn attend<E: Float, N: Size>(
         let key_at = (buffer * comptime!(tile.keys) + r as usize) * key_stride + c as usize;
         #[unroll]
         for b in 0..blocks {
-            let mut operands = Sequence::<Operand<E>>::new();
-            if comptime!(tile.shared_queries) {
-                #[unroll]
-                for s in 0..strips {
-                    let at = (row + comptime!(16 * s as u32)) as usize * key_stride + comptime!(4 * b) + c as usize;
-                    let (upper, lower) = (shared_queries[at], shared_queries[at + comptime!(8 * key_stride)]);
-                    operands.push(left::<E>(upper, lower, 0usize));
-                    operands.push(left::<E>(upper, lower, 1usize));
-                }
-            }
             #[unroll]
             for n in 0..columns {
                 let chunk = buffers.keys[key_at + comptime!(n * 8 * key_stride + 4 * b)];
@@ -204,12 +181,8 @@ pub(in super::super) fn attend<E: Float, N: Size>(
                     #[unroll]
                     for s in 0..strips {
                         let sums = scores.index_mut(comptime!(s * columns + n));
-                        if comptime!(tile.shared_queries) {
-                            def.execute_inplace(operands.index(comptime!(2 * s + half)), &operand, sums);
-                        } else {
-                            let at = comptime!(2 * (s * blocks + b) + half);
-                            def.execute_inplace(queries.index(at), &operand, sums);
-                        }
+                        let at = comptime!(2 * (s * blocks + b) + half);
+                        def.execute_inplace(queries.index(at), &operand, sums);
                     }
                 }
             }

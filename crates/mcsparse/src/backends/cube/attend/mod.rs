@@ -104,9 +104,10 @@ pub(super) fn attend(
     }
     let client = query.client.clone();
     let properties = client.properties();
-    let tier = tier::choose(properties, dtype, dim).unwrap_or(Tier::Shared);
+    let tier = tier::choose(properties, dtype, dim).unwrap_or_else(|reason| panic!("attention: {reason}"));
     let simt = Tile::new(group_size, tier, properties.hardware.max_shared_memory_size);
-    let matrix = (tier == Tier::Matrix).then(|| matrix::tile(properties, dim, group_size)).and_then(Result::ok);
+    let matrix =
+        (tier == Tier::Matrix).then(|| matrix::tile(properties, dim, group_size).expect("the tier was chosen"));
     let rows = matrix.map_or(simt.queries(), |tile| tile.queries());
     let tiles_per_group = group_size.div_ceil(rows);
     let cubes = batch * heads * groups * tiles_per_group;

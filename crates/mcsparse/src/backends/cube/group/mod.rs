@@ -23,7 +23,7 @@ use self::{
     plan::{Plan, Tiling},
 };
 use super::{
-    empty, radix,
+    empty, radix, reads_by,
     tier::{self, Tier},
 };
 use crate::{check::Problem, reference::GroupOptions};
@@ -117,15 +117,11 @@ fn busy_cubes(hardware: &HardwareProperties) -> usize {
 
 /// Elements that rows can be read by as they lie.
 fn vector(query: &CubeTensor) -> usize {
-    let (dim, strides) = (query.shape()[3], query.meta.strides());
-    if strides[3] != 1 {
-        return 1;
-    }
     let size = query.dtype.size();
     query
         .client
         .io_optimized_vector_sizes(size)
-        .filter(|&v| v * size <= VECTOR_BYTES && dim % v == 0 && strides[..3].iter().all(|stride| stride % v == 0))
+        .filter(|&vector| vector * size <= VECTOR_BYTES && reads_by(query, vector))
         .max()
         .unwrap_or(1)
 }

@@ -6,7 +6,10 @@
 
 use cubecl::prelude::*;
 
-use super::super::tile::{KEYS, SIDE, TILE_KEYS, UNITS, V, VECTOR, add_products, load, query_of};
+use super::{
+    super::tile::{KEYS, SIDE, TILE_KEYS, UNITS, V, VECTOR, add_products, load, query_of},
+    sizes::Sizes,
+};
 
 /// Vectors of a row that are in shared memory at a time.
 const SLICE: usize = 8;
@@ -15,29 +18,6 @@ const PITCH: usize = SLICE + 1;
 const LINES: usize = UNITS as usize / SLICE;
 /// The most bytes of shared memory: slices of queries and keys, and the sums of the units.
 pub(in super::super) const SHARED_BYTES: usize = 4 * (2 * TILE_KEYS * PITCH * VECTOR + SIDE * TILE_KEYS);
-
-/// The numbers that change from launch to launch without a new compilation.
-#[derive(CubeLaunch, CubeType)]
-pub(super) struct Sizes {
-    pub queries: u32,
-    pub keys: u32,
-    pub group_size: u32,
-    pub groups: u32,
-    pub heads: u32,
-    /// Query heads for each key/value head.
-    pub heads_per_kv: u32,
-    /// The row of the first one of `mass` among all `[batch, heads, groups]`.
-    pub first_row: u32,
-    /// Rows of this launch.
-    pub rows: u32,
-    /// Keys before this one are sinks.
-    pub sink_end: u32,
-    /// Keys from this one on are sinks.
-    pub sink_start: u32,
-    /// What sinks get: infinity, which shader languages have no constant for.
-    pub always: f32,
-    pub scale: f32,
-}
 
 /// Writes `mass[row, key]`, the sum over the queries of the row's group of `exp(scale * query . key - lse)`.
 #[cube(launch_unchecked, address_type = "dynamic")]

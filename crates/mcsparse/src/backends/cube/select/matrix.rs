@@ -7,7 +7,7 @@ use cubecl::{ir::DeviceProperties, prelude::*};
 use super::{
     super::{CUBES_X, fits, matrix_units},
     Inputs,
-    mma::{self, SizesLaunch, Tile},
+    mma::{self, Tile},
 };
 
 /// Cubes that a launch should have at least, so that every multiprocessor has a few.
@@ -27,27 +27,12 @@ pub(in super::super) fn tile(properties: &DeviceProperties, head_dim: usize) -> 
 
 /// Fills the first `rows` rows of `mass` with the column sums of the rows from `first_row` on.
 pub(super) fn launch(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
-    let Inputs { query, key, lse, order, options } = inputs;
-    let [_, heads, queries, head_dim] = query.shape().dims();
-    let [_, kv_heads, keys, _] = key.shape().dims();
+    let Inputs { query, key, lse, order, .. } = inputs;
+    let [_, _, keys, head_dim] = key.shape().dims();
     let tile = tile(query.client.properties(), head_dim).expect("the tier was chosen");
     // Few rows share their keys out to more cubes.
     let splits = MANY_CUBES.div_ceil(rows).clamp(1, keys.div_ceil(tile.planes * tile.keys()));
-    let sizes = SizesLaunch::new(
-        queries as u32,
-        keys as u32,
-        options.group_size as u32,
-        queries.div_ceil(options.group_size) as u32,
-        heads as u32,
-        (heads / kv_heads) as u32,
-        first_row as u32,
-        rows as u32,
-        splits as u32,
-        options.sink_prefix as u32,
-        options.sink_suffix as u32,
-        f32::INFINITY,
-        options.scale as f32,
-    );
+    let sizes = inputs.sizes(first_row, rows, splits);
     let cubes = rows * splits;
     let x = cubes.min(CUBES_X);
     let address = [query, key, lse, order, mass].map(CubeTensor::required_address_type);

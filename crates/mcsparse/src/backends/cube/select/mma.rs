@@ -6,7 +6,10 @@
 
 use cubecl::{cmma::MmaDefinition, prelude::*};
 
-use super::super::fragment::{BLOCK, C2, C8, PLANE, Sums, exp2, left, load_chunk, right, row_sum, zero_sums};
+use super::{
+    super::fragment::{BLOCK, C2, C8, PLANE, Sums, exp2, left, load_chunk, right, row_sum, zero_sums},
+    sizes::Sizes,
+};
 
 /// Queries in shared memory at a time.
 const QUERIES: usize = 128;
@@ -47,31 +50,8 @@ impl Tile {
     }
 }
 
-/// The numbers that change from launch to launch without a new compilation.
-#[derive(CubeLaunch, CubeType)]
-pub(in super::super) struct Sizes {
-    pub queries: u32,
-    pub keys: u32,
-    pub group_size: u32,
-    pub groups: u32,
-    pub heads: u32,
-    /// Query heads for each key/value head.
-    pub heads_per_kv: u32,
-    /// The first row, `(batch * heads + head) * groups + group`, and their number.
-    pub first_row: u32,
-    pub rows: u32,
-    /// Cubes that share the keys of a row.
-    pub splits: u32,
-    /// Keys at both ends that are always kept.
-    pub sink_prefix: u32,
-    pub sink_suffix: u32,
-    /// What sinks weigh: infinity, which WGSL cannot write.
-    pub sink_mass: f32,
-    pub scale: f32,
-}
-
 /// Writes `mass` `[rows, keys]`.
-#[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub(in super::super) fn column_sums<E: Float, N: Size>(
     query: &Tensor<Vector<E, N>>,
     key: &Tensor<Vector<E, N>>,
@@ -215,12 +195,12 @@ pub(in super::super) fn column_sums<E: Float, N: Size>(
                     let j = at + r + comptime!((16 * s + 8 * h) as u32);
                     if c == 0 && j < sizes.keys {
                         let place = row as usize * sizes.keys as usize + j as usize;
-                        let sink = j < sizes.sink_prefix || j >= sizes.keys - sizes.sink_suffix;
+                        let sink = j < sizes.sink_end || j >= sizes.sink_start;
                         let mut total = sum;
                         if start > first {
                             total += mass[place];
                         }
-                        mass[place] = select(sink, sizes.sink_mass, total);
+                        mass[place] = select(sink, sizes.always, total);
                     }
                 }
             }

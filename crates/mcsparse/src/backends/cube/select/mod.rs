@@ -4,6 +4,7 @@ pub(super) mod column_sums;
 pub(super) mod matrix;
 mod mma;
 pub(super) mod partition;
+mod sizes;
 
 use burn::{
     backend::{TensorMetadata, cubecl::dtype_to_storage_type},
@@ -12,7 +13,7 @@ use burn::{
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::{ir::DeviceProperties, prelude::*};
 
-use self::column_sums::SizesLaunch;
+use self::sizes::SizesLaunch;
 use super::{
     CUBES_X, empty,
     tier::{self, Tier},
@@ -27,6 +28,30 @@ struct Inputs {
     lse: CubeTensor,
     order: CubeTensor,
     options: SelectOptions,
+}
+
+impl Inputs {
+    /// What a kernel is told of the `rows` rows from `first_row` on, each shared by `splits` cubes.
+    fn sizes(&self, first_row: usize, rows: usize, splits: usize) -> SizesLaunch {
+        let [_, heads, queries, _] = self.query.shape().dims();
+        let [_, kv_heads, keys, _] = self.key.shape().dims();
+        let options = &self.options;
+        SizesLaunch::new(
+            queries as u32,
+            keys as u32,
+            options.group_size as u32,
+            queries.div_ceil(options.group_size) as u32,
+            heads as u32,
+            (heads / kv_heads) as u32,
+            first_row as u32,
+            rows as u32,
+            splits as u32,
+            options.sink_prefix as u32,
+            (keys - options.sink_suffix) as u32,
+            f32::INFINITY,
+            options.scale as f32,
+        )
+    }
 }
 
 /// Indices `[batch, heads, groups, options.keys]`, ascending in each row.
@@ -56,7 +81,8 @@ pub(super) fn select_keys(
     let output = empty(&query, &[batch, heads, groups, options.keys], DType::I32);
     let mass = empty(&query, &[chunk, keys], DType::F32);
     let inputs = Inputs { query, key, lse: into_contiguous(lse), order: into_contiguous(order), options };
-    let tier = tier::choose(inputs.query.client.properties(), inputs.query.dtype, dim).unwrap_or(Tier::Shared);
+    let tier = tier::choose(inputs.query.client.properties(), inputs.query.dtype, dim)
+        .unwrap_or_else(|reason| panic!("selection: {reason}"));
     for first in (0..rows).step_by(chunk) {
         let count = chunk.min(rows - first);
         // Where every key is kept, any values do.
@@ -92,22 +118,7 @@ fn column_sums(tier: Tier, inputs: &Inputs, mass: &CubeTensor, first_row: usize,
 /// The kernel that needs shared memory and nothing else.
 fn column_sums_of_units(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
     let Inputs { query, key, lse, order, options } = inputs;
-    let [_, heads, queries, dim] = query.shape().dims();
-    let [_, kv_heads, keys, _] = key.shape().dims();
-    let sizes = SizesLaunch::new(
-        queries as u32,
-        keys as u32,
-        options.group_size as u32,
-        queries.div_ceil(options.group_size) as u32,
-        heads as u32,
-        (heads / kv_heads) as u32,
-        first_row as u32,
-        rows as u32,
-        options.sink_prefix as u32,
-        (keys - options.sink_suffix) as u32,
-        f32::INFINITY,
-        options.scale as f32,
-    );
+    let ([_, _, keys, dim], sizes) = (key.shape().dims(), inputs.sizes(first_row, rows, 1));
     let cubes = rows * keys.div_ceil(TILE_KEYS);
     let x = cubes.min(CUBES_X);
     let address = [query, key, lse, order, mass].map(CubeTensor::required_address_type);
