@@ -18,7 +18,7 @@ const SETS: usize = 8;
 /// Inputs and what the stages before made of them.
 #[derive(Debug, Clone)]
 pub struct Inputs {
-    /// Query, key and value as views of `[batch, tokens, heads, head_dim]`, as models have them.
+    /// Query, key and value in the layout of the settings.
     pub qkv: [Tensor<4>; 3],
     /// Log-sum-exp of dense attention.
     pub lse: Tensor<3>,
@@ -39,9 +39,14 @@ impl Inputs {
     ///
     /// If the settings fit no problem.
     pub fn new(settings: &Settings, device: &Device) -> Self {
-        let shape = [1, settings.tokens, settings.heads, settings.head_dim];
+        let (tokens, heads) = (settings.tokens, settings.heads);
+        let [second, third] = if settings.heads_first { [heads, tokens] } else { [tokens, heads] };
+        let shape = [1, second, third, settings.head_dim];
         let random = || Tensor::<4>::random(shape, Distribution::Normal(0.0, 1.0), (device, DType::F32));
-        let view = || random().cast(settings.dtype).swap_dims(1, 2);
+        let view = || {
+            let values = random().cast(settings.dtype);
+            if settings.heads_first { values } else { values.swap_dims(1, 2) }
+        };
         let qkv = [view(), view(), view()];
         let [q, k, v] = qkv.clone();
         let problem = Problem::of(&q, &k, &v).expect("checked settings");

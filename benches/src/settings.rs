@@ -19,6 +19,9 @@ pub struct Settings {
     pub density: f64,
     /// `MCSPARSE_DTYPE`.
     pub dtype: DType,
+    /// `MCSPARSE_LAYOUT`: `tokens` for views of `[batch, tokens, heads, head_dim]`, as models have them, or `heads` for
+    /// contiguous `[batch, heads, tokens, head_dim]`.
+    pub heads_first: bool,
     /// `MCSPARSE_BURN`: whether Burn's own attention runs too. On CUDA it panics at some shapes.
     pub burn: bool,
 }
@@ -45,8 +48,14 @@ impl Settings {
             Some("bf16") => DType::BF16,
             Some(other) => return Err(format!("MCSPARSE_DTYPE: expected f32, f16 or bf16, got {other}")),
         };
+        let heads_first = match get("MCSPARSE_LAYOUT").as_deref() {
+            None | Some("tokens") => false,
+            Some("heads") => true,
+            Some(other) => return Err(format!("MCSPARSE_LAYOUT: expected tokens or heads, got {other}")),
+        };
         Ok(Self {
             tokens,
+            heads_first,
             heads: number(&get, "MCSPARSE_HEADS", 2, 1..=256)?,
             head_dim: number(&get, "MCSPARSE_HEAD_DIM", 128, 1..=256)?,
             group: number(&get, "MCSPARSE_GROUP", 128, 1..=1 << 20)?,

@@ -53,6 +53,9 @@ mod session;
 mod stages;
 
 pub use attention::McSparseAttention;
+#[cfg(feature = "cuda-source")]
+#[doc(hidden)]
+pub use backends::cuda_source;
 pub use branch::Branch;
 pub use budget::{Budget, KeyBudget, SinkTokens};
 pub use cache::{MetaCache, Slot, SlotKey};

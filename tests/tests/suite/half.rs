@@ -25,12 +25,26 @@ fn cases() -> Vec<(Case, f64)> {
         (Shape { shared: 2, head_dim: 72, ..BASE }, 21),
         (Shape { head_dim: 256, batch: 1, ..BASE }, 40),
         (Shape { head_dim: 18, ..BASE }, 9),
+        // Steps of 128 keys and tiles of 128 queries: none whole, all whole, one more; groups of several tiles; and three
+        // groups of a head at a time, of which the last are missing.
+        (Shape { tokens: 300, group_size: 192, head_dim: 128, batch: 1, shared: 2, ..BASE }, 200),
+        (Shape { tokens: 256, group_size: 64, head_dim: 128, batch: 1, ..BASE }, 256),
+        (Shape { tokens: 385, group_size: 128, batch: 1, ..BASE }, 129),
     ];
     let device = device();
     let mut cases = Vec::new();
     for (dtype, epsilon) in half_dtypes(&device, "half") {
         for (shape, keys) in &shapes {
             cases.push((Case::new(format!("{shape:?}"), shape, *keys, &device).cast(dtype), epsilon));
+        }
+        // Rows that start at 16 bytes but do not follow each other, and rows that start anywhere.
+        for (name, start) in [("slices of a fused projection", 0), ("slices at odd offsets", 1)] {
+            let view = |s: usize| {
+                let all: Tensor<5> = random([2, BASE.tokens, 3, 4, 64 + start], 41, &device).cast(dtype);
+                all.slice_dim(2, s..s + 1).squeeze_dim::<4>(2).swap_dims(1, 2).slice_dim(3, start..start + 64)
+            };
+            let case = Case::new(name, &BASE, 21, &device);
+            cases.push((Case { qkv: [0, 1, 2].map(view), ..case }, epsilon));
         }
         for scale in [0.0, -0.3] {
             let case = Case::new(format!("scale {scale}"), &BASE, 21, &device);

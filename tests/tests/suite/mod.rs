@@ -21,3 +21,4 @@ mod real_attention;
 mod repeat;
 mod selection;
 mod stages;
+mod warpgroup;

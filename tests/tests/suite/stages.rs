@@ -172,10 +172,11 @@ fn the_kernels_that_the_backend_has_are_taken() {
         })
     };
     let name = std::env::var("BURN_DEVICE").unwrap_or_default();
-    let [shared, planes, matrix] = [
+    let [shared, planes, matrix, warpgroup] = [
         ["cube shared-memory tiles", "cube pddp", "cube column sums", "cube gathered shared-memory tiles"],
         ["cube plane tiles", "cube pddp", "cube column sums", "cube gathered plane tiles"],
         ["cube matrix tiles", "cube matrix pddp", "cube matrix column sums", "cube gathered matrix tiles"],
+        ["cube warpgroup tiles", "cube matrix pddp", "cube warpgroup column sums", "cube gathered warpgroup tiles"],
     ];
     for head_dim in [1, 80] {
         let found = kernels(head_dim, DType::F32);
@@ -191,6 +192,9 @@ fn the_kernels_that_the_backend_has_are_taken() {
     if name == "cuda" {
         // Matrix units with 16-bit floats: from compute capability 8.0 on.
         assert_eq!(kernels(80, DType::BF16), matrix);
+        // Hopper with the CUDA C++ compiler, and nothing else.
+        let found = kernels(128, DType::F16);
+        assert!(found == matrix || found == warpgroup, "{found:?}");
         assert_eq!(kernels(20, DType::BF16)[0], "cube plane tiles");
     }
     let q = random([1, 2, 5, 16], 1, &device);

@@ -5,6 +5,9 @@ mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 
+#[cfg(feature = "cuda-source")]
+pub use cube::cuda_source;
+
 #[cfg(any(feature = "flex", feature = "cube"))]
 use burn::backend::DispatchDevice;
 

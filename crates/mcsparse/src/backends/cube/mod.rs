@@ -1,8 +1,11 @@
 //! CubeCL kernels: one source for CUDA, ROCm, Metal, Vulkan, WebGPU and the CubeCL CPU runtime.
 
 mod attend;
+#[cfg(feature = "cuda-source")]
+pub mod cuda_source;
 mod fragment;
 mod group;
+mod hopper;
 mod matrix_units;
 mod radix;
 mod select;
@@ -25,7 +28,6 @@ use cubecl::{
 };
 
 use select::{column_sums, partition};
-use tier::Tier;
 
 use crate::{
     check::Problem,
@@ -55,7 +57,7 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             counts(&client)?;
             fits(hardware, tile::UNITS, column_sums::SHARED_BYTES.max(partition::SHARED_BYTES))?;
             let tier = tier::choose(client.properties(), problem.dtype, problem.head_dim)?;
-            Ok(Route::Kernel(if tier == Tier::Matrix { "cube matrix column sums" } else { "cube column sums" }))
+            Ok(Route::Kernel(select::name(tier)))
         }
     }
 }

@@ -14,6 +14,8 @@ use super::{
 /// What a kernel needs beside shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Tier {
+    /// Products that four planes issue together, of operands in shared memory: Hopper.
+    Warpgroup,
     /// Matrix units: both products of a tile in a few instructions.
     Matrix,
     /// Exchange of registers within a plane: row maxima and sums without shared memory and its barriers.
@@ -24,17 +26,18 @@ pub(super) enum Tier {
 
 impl Tier {
     /// All, fastest first.
-    const ALL: [Tier; 3] = [Tier::Matrix, Tier::Planes, Tier::Shared];
+    const ALL: [Tier; 4] = [Tier::Warpgroup, Tier::Matrix, Tier::Planes, Tier::Shared];
 
-    /// The fastest that `MCSPARSE_TIER` (`matrix`, `planes` or `shared`) allows, for tests and measurements of the slower
+    /// The fastest that `MCSPARSE_TIER` (`warpgroup`, `matrix`, `planes` or `shared`) allows, for tests and measurements of the slower
     /// ones; the very fastest if it is unset.
     fn limit() -> Tier {
         static LIMIT: OnceLock<Tier> = OnceLock::new();
         *LIMIT.get_or_init(|| match std::env::var("MCSPARSE_TIER").as_deref() {
-            Err(_) | Ok("matrix") => Tier::Matrix,
+            Err(_) | Ok("warpgroup") => Tier::Warpgroup,
+            Ok("matrix") => Tier::Matrix,
             Ok("planes") => Tier::Planes,
             Ok("shared") => Tier::Shared,
-            Ok(other) => panic!("MCSPARSE_TIER: expected matrix, planes or shared, got {other}"),
+            Ok(other) => panic!("MCSPARSE_TIER: expected warpgroup, matrix, planes or shared, got {other}"),
         })
     }
 }
@@ -56,6 +59,10 @@ impl Tier {
     fn takes(self, properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<(), String> {
         let (features, hardware) = (&properties.features, &properties.hardware);
         match self {
+            Tier::Warpgroup => {
+                attend::warpgroup::tile(properties, dtype, head_dim, 1.0)?;
+                select::warpgroup::tile(properties, dtype, head_dim).map(|_| ())
+            }
             Tier::Matrix => {
                 matrix_units::supports(properties, dtype, head_dim)?;
                 attend::matrix::tile(properties, head_dim, usize::MAX)?;

@@ -7,6 +7,7 @@ mod simt;
 mod softmax;
 mod store;
 mod tiles;
+pub(super) mod warpgroup;
 
 use burn::{
     backend::{TensorMetadata, cubecl::dtype_to_storage_type},
@@ -26,6 +27,8 @@ use crate::ops::Finish;
 /// The kernel of `tier` as reports name it.
 pub(super) fn name(tier: Tier, gathered: bool) -> &'static str {
     match (tier, gathered) {
+        (Tier::Warpgroup, false) => "cube warpgroup tiles",
+        (Tier::Warpgroup, true) => "cube gathered warpgroup tiles",
         (Tier::Matrix, false) => "cube matrix tiles",
         (Tier::Matrix, true) => "cube gathered matrix tiles",
         (Tier::Planes, false) => "cube plane tiles",
@@ -108,7 +111,13 @@ pub(super) fn attend(
     let simt = Tile::new(group_size, tier, properties.hardware.max_shared_memory_size);
     let matrix =
         (tier == Tier::Matrix).then(|| matrix::tile(properties, dim, group_size).expect("the tier was chosen"));
-    let rows = matrix.map_or(simt.queries(), |tile| tile.queries());
+    let warpgroup =
+        (tier == Tier::Warpgroup).then(|| warpgroup::tile(properties, dtype, dim, scale).expect("the tier was chosen"));
+    let rows = match (warpgroup, matrix) {
+        (Some(_), _) => warpgroup::QUERIES,
+        (_, Some(tile)) => tile.queries(),
+        _ => simt.queries(),
+    };
     let tiles_per_group = group_size.div_ceil(rows);
     let cubes = batch * heads * groups * tiles_per_group;
     let cubes_x = cubes.min(CUBES_X);
@@ -129,6 +138,11 @@ pub(super) fn attend(
         (heads / kv_heads) as u32,
         scale,
     );
+    if let Some(tile) = warpgroup {
+        let results = (output.clone(), lse.clone());
+        warpgroup::launch(tile, [query, key, value], lists, (finish, other), results, sizes, cubes, address);
+        return (output, lse);
+    }
     if let Some(tile) = matrix {
         let results = (output.clone(), lse.clone());
         matrix::launch(tile, [query, key, value], lists, (finish, other), results, sizes, cube_count, address);

@@ -58,7 +58,7 @@ pub(super) fn shared_bytes(dim: usize) -> usize {
 
 /// Whether Gram matrices go through matrix units: `mma.sync` of the dtype on planes of 32, with `ldmatrix`.
 pub(super) fn matrix_units(client: &Client, dim: usize, dtype: DType) -> bool {
-    gram_mma::takes(dim) && tier::choose(client.properties(), dtype, dim) == Ok(Tier::Matrix)
+    gram_mma::takes(dim) && tier::choose(client.properties(), dtype, dim).is_ok_and(|tier| tier <= Tier::Matrix)
 }
 
 /// The order `[batch, heads, queries]`, group after group.

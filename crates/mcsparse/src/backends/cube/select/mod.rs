@@ -5,6 +5,7 @@ pub(super) mod matrix;
 mod mma;
 pub(super) mod partition;
 mod sizes;
+pub(super) mod warpgroup;
 
 use burn::{
     backend::{TensorMetadata, cubecl::dtype_to_storage_type},
@@ -20,6 +21,15 @@ use super::{
     tile::{TILE_KEYS, UNITS, rows_for},
 };
 use crate::reference::SelectOptions;
+
+/// The kernel of `tier` as reports name it.
+pub(super) fn name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Warpgroup => "cube warpgroup column sums",
+        Tier::Matrix => "cube matrix column sums",
+        Tier::Planes | Tier::Shared => "cube column sums",
+    }
+}
 
 /// What the column sums of all chunks are taken from.
 struct Inputs {
@@ -110,6 +120,7 @@ pub(super) fn workspace(properties: &DeviceProperties, rows: usize, keys: usize,
 /// Fills the first `rows` rows of `mass` with the column sums of the rows from `first_row` on.
 fn column_sums(tier: Tier, inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
     match tier {
+        Tier::Warpgroup => warpgroup::launch(inputs, mass, first_row, rows),
         Tier::Matrix => matrix::launch(inputs, mass, first_row, rows),
         Tier::Planes | Tier::Shared => column_sums_of_units(inputs, mass, first_row, rows),
     }

@@ -1,0 +1,81 @@
+//! The kernels that a compiler is to be shown without a GPU.
+
+use std::sync::Arc;
+
+use burn::{backend::cubecl::dtype_to_storage_type, tensor::DType};
+use cubecl::{ir::DeviceProperties, prelude::*};
+
+use super::{
+    super::{
+        super::cuda_source::{Variant, buffer, layout, settings},
+        shape::SizesCompilationArg,
+    },
+    kernel,
+    layouts::LayoutsCompilationArg,
+    step::Addend,
+    tile::{KEYS, Tile, UNITS},
+};
+use crate::ops::Finish;
+
+/// Dense, and gathered with a residual, for both types and head dimensions.
+pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> Vec<Variant> {
+    let mut all = Vec::new();
+    for dtype in [DType::BF16, DType::F16] {
+        for dim in [64, 128] {
+            let forms = [
+                ("dense", Finish::Output, Addend::None),
+                ("gathered", Finish::AddResidual, Addend::Pairs),
+                // No vector starts where one can be read.
+                ("strided", Finish::ResidualOf, Addend::Single),
+            ];
+            for (form, finish, addend) in forms {
+                let tile = super::tile(properties, dtype, dim, 1.0).expect("an H200 takes it");
+                let (gathered, whole) = (form != "dense", form != "strided");
+                let tile = Tile { gathered, whole, finish, addend, ..tile };
+                let kernel = kernel::attend::Attend::new(
+                    settings(UNITS),
+                    properties.clone(),
+                    Arc::new(TargetProperties::default()),
+                    buffer(),
+                    buffer(),
+                    buffer(),
+                    buffer(),
+                    buffer(),
+                    buffer(),
+                    buffer(),
+                    buffer(),
+                    SizesCompilationArg {
+                        queries: (),
+                        keys: (),
+                        all_keys: (),
+                        group_size: (),
+                        groups: (),
+                        tiles_per_group: (),
+                        heads: (),
+                        batch: (),
+                        heads_per_kv: (),
+                        scale: (),
+                    },
+                    layouts(),
+                    tile,
+                    dtype_to_storage_type(dtype),
+                );
+                let name = format!("attend_{}_{dim}_{}", tile.element, form);
+                // First scores; products and next scores of a step; products of the last. Each takes the head dimension or the
+                // keys in 16s.
+                let kernel = Box::new(kernel);
+                all.push(Variant {
+                    name,
+                    kernel,
+                    products: 2 * (dim / 16 + KEYS / 16),
+                    spills: if form == "strided" { 8 } else { 0 },
+                });
+            }
+        }
+    }
+    all
+}
+
+fn layouts() -> LayoutsCompilationArg {
+    LayoutsCompilationArg { query: layout(), key: layout(), value: layout(), other: layout() }
+}

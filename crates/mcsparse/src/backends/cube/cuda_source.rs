@@ -1,0 +1,116 @@
+//! The Hopper kernels as CUDA C++, made without a GPU, to be compiled and looked at where there is none.
+
+use std::sync::Arc;
+
+use cubecl::{
+    Compiler, CubeKernel,
+    features::Features,
+    ir::{AddressType, DeviceIdentity, DeviceProperties, HardwareProperties, MemoryDeviceProperties, VectorSize},
+    prelude::*,
+    profile::TimingMethod,
+};
+use cubecl_cpp::{
+    shared::{CompilationOptions, CppCompiler, CppSupportedFeatures},
+    target::Cuda,
+};
+
+use super::{attend, hopper::layout::LayoutCompilationArg, select};
+
+/// A kernel as CubeCL hands it to NVRTC.
+#[derive(Debug, Clone)]
+pub struct CudaSource {
+    /// What it is, fit for a file name.
+    pub name: String,
+    /// CUDA C++ for sm_90a.
+    pub source: String,
+    /// Bytes of dynamic shared memory.
+    pub shared_bytes: usize,
+    /// Warpgroup products that its machine code must have: more are code twice, fewer are code lost.
+    pub products: usize,
+    /// Bytes of registers that its machine code may spill, outside its loops.
+    pub spills: usize,
+}
+
+/// Every Hopper kernel, in the variants that differ in machine code.
+///
+/// # Panics
+///
+/// If CubeCL's C++ compiler does not take one.
+pub fn cuda_sources() -> Vec<CudaSource> {
+    let properties = Arc::new(h200());
+    let variants = [attend::warpgroup::variants(&properties), select::warpgroup::variants(&properties)];
+    variants
+        .into_iter()
+        .flatten()
+        .map(|Variant { name, kernel, products, spills }| {
+            let definition = cubecl::define_kernel(kernel.as_ref()).unwrap_or_else(|e| panic!("{name}: {e:?}"));
+            let compiled = CppCompiler::<Cuda>::default()
+                .compile(definition, &options())
+                .unwrap_or_else(|e| panic!("{name}: {e:?}"));
+            CudaSource { name, source: compiled.source, shared_bytes: compiled.shared_memory_size, products, spills }
+        })
+        .collect()
+}
+
+/// A kernel and what is to be found in its machine code, see [`CudaSource`].
+pub(super) struct Variant {
+    pub name: String,
+    pub kernel: Box<dyn CubeKernel>,
+    pub products: usize,
+    pub spills: usize,
+}
+
+/// What CubeCL's CUDA runtime says of an H200.
+fn h200() -> DeviceProperties {
+    let hardware = HardwareProperties {
+        load_width: 128,
+        vector_register_count: None,
+        plane_size_min: 32,
+        plane_size_max: 32,
+        max_bindings: 1024,
+        max_shared_memory_size: 232_448,
+        max_cube_count: (u32::MAX, 65_535, 65_535),
+        max_units_per_cube: 1024,
+        max_cube_dim: (1024, 1024, 64),
+        num_streaming_multiprocessors: Some(132),
+        num_tensor_cores: None,
+        min_tensor_cores_dim: None,
+        num_cpu_cores: None,
+        last_level_cache_size: None,
+        max_vector_size: VectorSize::MAX,
+        cube_mma_reserved_shared_memory: 0,
+    };
+    let features = Features { copy_async: true, ..Default::default() };
+    let identity = DeviceIdentity { name: "H200".into(), fingerprint: "ptx_sm90".into(), physical: None };
+    let memory = MemoryDeviceProperties::new(u64::MAX, 256);
+    DeviceProperties::new(features, memory, hardware, TimingMethod::Device, identity)
+}
+
+fn options() -> CompilationOptions {
+    CompilationOptions {
+        supports_features: CppSupportedFeatures {
+            fast_math: true,
+            dp4a: true,
+            grid_constants: true,
+            clusters: true,
+            elect_sync: true,
+            fast_tanh: true,
+        },
+        ..Default::default()
+    }
+}
+
+/// How a kernel of `units` a cube is launched.
+pub(super) fn settings(units: usize) -> KernelSettings {
+    KernelSettings::new(CubeDim::new_1d(units as u32).into(), ExecutionMode::Unchecked, AddressType::U32)
+}
+
+/// A layout of the numbers of a launch.
+pub(super) fn layout() -> LayoutCompilationArg {
+    LayoutCompilationArg { batch: (), head: (), token: (), column: () }
+}
+
+/// A buffer that is no other argument's.
+pub(super) fn buffer() -> BufferCompilationArg {
+    BufferCompilationArg { inplace: None }
+}

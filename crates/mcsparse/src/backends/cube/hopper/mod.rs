@@ -1,0 +1,40 @@
+//! What Hopper GPUs (compute capability 9.0) have beyond other matrix units, in inline PTX: products issued by a warpgroup
+//! whose right operand lies in shared memory (`wgmma`), copies that report to a barrier, barriers with phases.
+//!
+//! CubeCL 0.11 has no names for these, and only its CUDA C++ compiler takes inline PTX. Kernels reach them through this
+//! module alone, so that CubeCL's own can replace it. The left column of each comment below is PTX ISA 9.0, where the rules
+//! are to be found.
+
+pub(super) mod barrier;
+pub(super) mod copy;
+pub(super) mod layout;
+pub(super) mod operand;
+pub(super) mod turn;
+pub(super) mod wgmma;
+
+use burn::tensor::DType;
+use cubecl::ir::DeviceProperties;
+
+use super::matrix_units;
+
+/// Units of a warpgroup: four planes that issue a product together.
+pub(super) const WARPGROUP: usize = 128;
+
+/// Whether the device and its compiler have all of the above for `dtype` and `head_dim`, or what is missing.
+pub(super) fn supports(properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<(), String> {
+    if !matches!(dtype, DType::F16 | DType::BF16) {
+        return Err(format!("warpgroup products take f16 and bf16, not {dtype:?}"));
+    }
+    let architecture = &properties.identity.fingerprint;
+    // The instructions belong to sm_90a alone: later GPUs do not have them.
+    if architecture != "ptx_sm90" {
+        return Err(format!("warpgroup products need compute capability 9.0, the device is {architecture}"));
+    }
+    if !matrix_units::has_ptx(properties) {
+        return Err("warpgroup products need inline PTX: the CUDA C++ compiler (feature `cuda-cpp`)".into());
+    }
+    if !matches!(head_dim, 64 | 128) {
+        return Err(format!("warpgroup products take head_dim 64 and 128, not {head_dim}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! Products of a warpgroup (`wgmma.mma_async`): 64 rows by up to 256 columns, 16-bit inputs, f32 sums in registers.
+//!
+//! Sum `4j + 2h + e` of unit `4g + c` of plane `w` belongs to row `16w + 8h + g` and column `8j + 2c + e`. Rounded to 16 bits,
+//! sums of one product are in the registers where another takes its left operand from.
+//!
+//! Whatever runs beside products stands in one block of assembly with them: between blocks the compiler moves accumulators
+//! where it likes, and serialises products whose registers it touches while they run (ptxas C7510 to C7514). An operand
+//! cannot be input and output at once, so sums are moved into place at the head of a block, moves that ptxas leaves out.
+
+use cubecl::prelude::*;
+
+use super::copy::{HALF, HALF_BYTES};
+
+/// The lower half of a tile's descriptor (start address >> 4 in bits 0-13, leading offset >> 4 in bits 16-29). The leading
+/// offset is read only where rows run along the inner dimension, and is then that of the halves.
+#[cube]
+pub(in super::super) fn descriptor(tile: u32) -> u32 {
+    ((tile & 0x3FFFF) >> 4) | comptime!((HALF_BYTES as u32 >> 4) << 16)
+}
+
+/// The descriptor of a tile `bytes` further on.
+#[cube]
+pub(in super::super) fn further(descriptor: u32, bytes: u32) -> u32 {
+    descriptor + (bytes >> 4)
+}
+
+/// The upper half: stride offset of 8 rows >> 4 in bits 32-45, 128-byte swizzle in bits 62-63.
+const UPPER: u32 = (1 << 30) | (1024 >> 4);
+
+/// Registers and the predicates that say whether a product adds to its sums.
+pub(in super::super) const HEAD: &str =
+    "{\n.reg .pred add, fresh; .reg .b64 a, b; .reg .b32 l;\nsetp.eq.u32 add, 0, 0; setp.ne.u32 fresh, 0, 0;\n";
+/// Before products whose registers were written otherwise.
+pub(in super::super) const FENCE: &str = "wgmma.fence.sync.aligned;\n";
+/// Makes the products since the last one a group.
+pub(in super::super) const COMMIT: &str = "wgmma.commit_group.sync.aligned;\n";
+
+/// Waits until at most `running` groups are not through.
+pub(in super::super) fn wait_for_all_but(running: usize) -> String {
+    format!("wgmma.wait_group.sync.aligned {running};\n")
+}
+
+/// Sets `register` to the descriptor whose lower half is `lower` plus `offset`: 16 bytes each.
+fn operand(register: &str, lower: &str, offset: usize) -> String {
+    format!("add.u32 l, {lower}, {offset}; mov.b64 {register}, {{l, {UPPER}}};\n")
+}
+
+/// Both operands in shared memory, rows of `dim` columns each: `dim / 16` products into `sums`, two columns each.
+pub(in super::super) fn shared_by_shared(sums: &[String], dim: usize, element: &str, a: &str, b: &str) -> String {
+    let (columns, sums) = (2 * sums.len(), sums.join(", "));
+    (0..dim / 16)
+        .map(|k| {
+            // 16 columns are 32 bytes; the swizzle works on addresses, so adding them walks along the row.
+            let offset = k / (HALF / 16) * (HALF_BYTES >> 4) + k % (HALF / 16) * 2;
+            let add = if k == 0 { "fresh" } else { "add" };
+            let (a, b) = (operand("a", a, offset), operand("b", b, offset));
+            format!(
+                "{a}{b}wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} {{{sums}}}, a, b, {add}, 1, 1, 0, 0;\n"
+            )
+        })
+        .collect()
+}
+
+/// Left operand in the registers `left`, four a product, right one in shared memory with the inner dimension along its rows,
+/// from row `row` on: 16 rows a product, added to the first `columns / 2` of `sums`.
+pub(in super::super) fn registers_by_shared(
+    sums: &[String],
+    columns: usize,
+    element: &str,
+    left: &[String],
+    b: &str,
+    row: usize,
+) -> String {
+    let sums = sums[..columns / 2].join(", ");
+    let product = |(k, left): (usize, &[String])| {
+        // Rows of 128 bytes.
+        let (left, b) = (left.join(", "), operand("b", b, (row + 16 * k) * 128 / 16));
+        format!(
+            "{b}wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} {{{sums}}}, {{{left}}}, b, add, 1, 1, 1;\n"
+        )
+    };
+    left.chunks(4).enumerate().map(product).collect()
+}

@@ -1,0 +1,137 @@
+//! Sizes at which the kernels with warpgroup products change their way: steps of 128 keys, tiles of 128 queries, two groups
+//! a cube, several pieces of work a cube. The device's own kernels against the oracle; every backend runs them.
+
+use burn::tensor::{DType, Tensor, TensorData};
+use mcsparse::ops::{self, Epilogue, Kernels, Route, Stage};
+use mcsparse_tests::{
+    Shape,
+    case::{Case, absolute_error, tolerance},
+    device, half_dtypes, is_flex, random, values,
+};
+
+const BASE: Shape = Shape { batch: 1, kv_heads: 2, shared: 1, tokens: 300, head_dim: 128, group_size: 128, seed: 51 };
+
+/// The same values as rows at odd elements of a wider tensor: no vector of them is aligned.
+fn unaligned(case: Case) -> Case {
+    let name = format!("{}, unaligned", case.name);
+    let shift = |t: &Tensor<4>| {
+        let [b, h, n, d] = t.dims();
+        let wide = Tensor::<4>::zeros([b, h, n, d + 1], &t.device()).cast(t.dtype());
+        wide.slice_assign([0..b, 0..h, 0..n, 1..d + 1], t.clone()).slice_dim(3, 1..d + 1)
+    };
+    Case { qkv: case.qkv.each_ref().map(shift), name, ..case }
+}
+
+fn cases(test: &str) -> Vec<(Case, f64)> {
+    let device = device();
+    let shapes = [
+        (BASE, 200, 1.0),
+        // More queries a group than a tile has, and every key.
+        (Shape { tokens: 257, group_size: 192, head_dim: 64, ..BASE }, 257, 1.0),
+        // Groups that do not fill a tile; key/value heads that share.
+        (Shape { batch: 3, shared: 2, tokens: 129, group_size: 50, ..BASE }, 128, 1.0),
+        (Shape { tokens: 1, head_dim: 64, ..BASE }, 1, 1.0),
+        // Whole tiles and whole steps; the smallest product is the heaviest.
+        (Shape { tokens: 256, head_dim: 64, ..BASE }, 129, -1.0),
+        (Shape { tokens: 130, ..BASE }, 1, -1.0),
+    ];
+    let mut all = Vec::new();
+    for (dtype, epsilon) in half_dtypes(&device, test) {
+        for (shape, keys, sign) in &shapes {
+            let case = Case::new(format!("{shape:?}, sign {sign}"), shape, *keys, &device);
+            all.push((Case { scale: sign * case.scale, ..case }.cast(dtype), epsilon));
+        }
+        let case = Case::new("rows at odd elements", &Shape { tokens: 140, ..BASE }, 131, &device).cast(dtype);
+        all.push((unaligned(case), epsilon));
+    }
+    all
+}
+
+fn kernel(case: &Case, stage: Stage) -> Route {
+    let route = ops::route(stage, &case.problem(), Kernels::Auto);
+    let cpu = std::env::var("BURN_DEVICE").is_ok_and(|name| name == "cpu");
+    assert!(cpu || matches!(route, Route::Kernel(_)), "{}: {stage:?} by {route}", case.name);
+    route
+}
+
+/// Weights are rounded to 16 bits, their sum is not, and the result is rounded once more.
+fn judge(case: &Case, route: &Route, what: &str, got: &[f64], exact: &[f64], epsilon: f64, other: f64) {
+    let largest = values(&case.qkv[2].clone().cast(DType::F32)).iter().fold(other, |a, b| a.max(b.abs()));
+    let error = got.iter().zip(exact).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(got.iter().all(|x| x.is_finite()), "{}: {what} by {route}: not finite", case.name);
+    assert!(error <= 2.0 * epsilon * largest, "{}: {what} by {route}: off by {error:e}", case.name);
+}
+
+#[test]
+fn warpgroup_dense_attention() {
+    for (case, epsilon) in cases("warpgroup") {
+        let route = kernel(&case, Stage::Dense);
+        let ((output, lse), (exact, exact_lse)) = (case.dense(&route), case.naive().dense());
+        judge(&case, &route, "dense", &values(&output), &exact, epsilon, 0.0);
+        let error = absolute_error(&values(&lse), &exact_lse);
+        assert!(error < tolerance(&route), "{}: {route}: log-sum-exp is off by {error:e}", case.name);
+    }
+}
+
+#[test]
+fn warpgroup_sparse_attention() {
+    for (i, (case, epsilon)) in cases("warpgroup").into_iter().enumerate() {
+        let route = kernel(&case, Stage::Sparse);
+        let lists = case.random_lists(5, 0..case.problem().keys);
+        let (exact, exact_lse) = case.sparse_oracle(&lists);
+        let dtype = case.qkv[0].dtype();
+        let [b, h, n, d] = case.qkv[0].dims();
+        // Contiguous, of the model's order, or with columns apart.
+        let other = match i % 3 {
+            0 => random([b, h, n, d], 61, &device()),
+            1 => random([b, n, h, d], 61, &device()).swap_dims(1, 2),
+            _ => random([b, h, d, n], 61, &device()).swap_dims(2, 3),
+        };
+        let other = other.cast(dtype);
+        let third = values(&other);
+        let largest = third.iter().fold(0.0, |a: f64, b| a.max(b.abs()));
+        for (epilogue, sign, share) in [
+            (Epilogue::Output, 1.0, 0.0),
+            (Epilogue::AddResidual(other.clone()), 1.0, 1.0),
+            (Epilogue::ResidualOf(other), -1.0, 1.0),
+        ] {
+            let what = format!("{epilogue:?}").chars().take(12).collect::<String>();
+            let (output, lse) = case.sparse(&route, &lists, epilogue);
+            let exact: Vec<f64> = exact.iter().zip(&third).map(|(o, r)| sign * o + share * r).collect();
+            judge(&case, &route, &what, &values(&output), &exact, epsilon, largest + 1.0);
+            let error = absolute_error(&values(&lse), &exact_lse);
+            assert!(error < tolerance(&route), "{}: {route}: log-sum-exp is off by {error:e}", case.name);
+        }
+    }
+}
+
+#[test]
+fn warpgroup_selection() {
+    for (case, _) in cases("warpgroup") {
+        let route = kernel(&case, Stage::Select);
+        let order = case.random_lists(9, 0..case.problem().keys).order;
+        let exact: Vec<f32> = case.naive().dense().1.into_iter().map(|x| x as f32).collect();
+        let [b, h, n, _] = case.qkv[0].dims();
+        let lse = Tensor::<3>::from_data(TensorData::new(exact, [b, h, n]), (&device(), DType::F32));
+        let chosen = case.select(&route, lse.clone(), order.clone());
+        case.assert_selection(&route, &order, &chosen);
+        let again = case.select(&route, lse, order);
+        assert_eq!(chosen.to_data(), again.to_data(), "{}: {route}: two runs differ", case.name);
+    }
+}
+
+/// Fifty runs of both kernels on the same inputs give the same bits: a missing barrier would not.
+#[test]
+fn warpgroup_repeats() {
+    let runs = if is_flex() || std::env::var("BURN_DEVICE").is_ok_and(|name| name == "cuda") { 50 } else { 3 };
+    for (dtype, _) in half_dtypes(&device(), "warpgroup") {
+        let case = Case::new("repeats", &Shape { kv_heads: 4, tokens: 520, ..BASE }, 300, &device()).cast(dtype);
+        let lists = case.random_lists(13, 0..520);
+        let (dense, sparse) = (kernel(&case, Stage::Dense), kernel(&case, Stage::Sparse));
+        let first = (case.dense(&dense).0.to_data(), case.sparse(&sparse, &lists, Epilogue::Output).0.to_data());
+        for run in 1..runs {
+            assert_eq!(case.dense(&dense).0.to_data(), first.0, "{dense}: run {run}");
+            assert_eq!(case.sparse(&sparse, &lists, Epilogue::Output).0.to_data(), first.1, "{sparse}: run {run}");
+        }
+    }
+}
