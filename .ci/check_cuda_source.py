@@ -4,7 +4,7 @@
 usage: .ci/check_cuda_source.py SOURCES TOOLS
 
 SOURCES holds what `cargo run -p mcsparse-tests --features cuda-source --example cuda_source -- SOURCES` wrote, TOOLS is a folder
-for the compilers. A kernel must spill no more registers than its source says (most none), draw no remark that its warpgroup products run one by one (C7508 to C7517),
+for the compilers. A kernel must spill no register, draw no remark that its warpgroup products run one by one (C7508 to C7517),
 and have exactly the warpgroup products that its source says.
 """
 import ctypes
@@ -56,13 +56,16 @@ def check(kernel):
     ptx.write_text(to_ptx(base.with_suffix(".cu").read_text()))
     done = subprocess.run([CUDA / "bin" / "ptxas", "-v", "-arch=sm_90a", ptx, "-o", cubin], capture_output=True, text=True)
     report = done.stdout + done.stderr
+    if done.returncode:
+        print(f"{kernel['name']}: ptxas: {report}", flush=True)
+        return False
     sass = subprocess.run([DISASSEMBLER, "-c", cubin], capture_output=True, text=True, check=True).stdout
     base.with_suffix(".sass").write_text(sass)
     registers = int(re.search(r"Used (\d+) registers", report).group(1))
     spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill", report))
     remarks = re.findall(r"\(C75\d\d\)[^\n]*", report)
     products = sass.count("HGMMA")
-    wrong = [f"{spills} bytes spilled"] if spills > kernel["spills"] else []
+    wrong = [f"{spills} bytes spilled"] if spills else []
     wrong += remarks
     wrong += [f"{products} warpgroup products, {kernel['products']} expected"] if products != kernel["products"] else []
     print(f"{kernel['name']:32s} {registers:4d} registers {products:4d} products  {'; '.join(wrong) or 'ok'}", flush=True)

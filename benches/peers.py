@@ -5,7 +5,8 @@ usage: python3 benches/peers.py [TOKENS HEADS HEAD_DIM [DENSITY]]      (default:
 
 Needs a CUDA GPU, PyTorch and Rust; the kernels are compiled as CUDA C++ (`--features cuda-cpp`). Both sides time 9 samples of
 at least 20 ms after a warm-up, synchronised, on random normal bf16 values; ours are checked against f64 sums first, and what is
-wrong is not timed. MCSPARSE_BENCH names a compiled bench program to run instead of cargo.
+wrong is not timed. PyTorch gets contiguous heads; ours are views of [batch, tokens, heads, head_dim] unless MCSPARSE_LAYOUT=heads.
+MCSPARSE_BENCH names a compiled bench program to run instead of cargo.
 """
 import math
 import os
@@ -18,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+if len(sys.argv) not in (1, 4, 5):
+    sys.exit(f"expected no argument, or TOKENS HEADS HEAD_DIM [DENSITY], got {len(sys.argv) - 1} of them")
 TOKENS, HEADS, DIM = (int(x) for x in (sys.argv[1:4] if len(sys.argv) > 3 else (75648, 10, 128)))
 DENSITY = float(sys.argv[4]) if len(sys.argv) > 4 else 0.2
 SAMPLES, SAMPLE_MS = 9, 20.0

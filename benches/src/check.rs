@@ -37,7 +37,7 @@ fn limit(work: Work, route: &Route, dtype: DType) -> f64 {
         (_, DType::F16) => 2f64.powi(-10),
         (_, DType::BF16) => 2f64.powi(-7),
         // GPUs may run Burn's own f32 products in TF32, or its attention in f16.
-        _ if work == Work::Burn || !matches!(route, Route::Kernel(_)) => 2e-3,
+        _ if work == Work::Burn || !matches!(route, Route::Kernel { .. }) => 2e-3,
         _ => 1e-5,
     }
 }

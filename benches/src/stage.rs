@@ -70,7 +70,7 @@ impl Work {
     /// The routes to time with their names, fastest first, each once.
     pub fn routes(self, inputs: &Inputs, settings: &Settings) -> Vec<(String, Route)> {
         let stage = match self {
-            Self::Burn if settings.burn => return vec![("Burn".into(), Route::Kernel("Burn"))],
+            Self::Burn if settings.burn => return vec![("Burn".into(), Route::kernel("Burn"))],
             Self::Burn => return Vec::new(),
             Self::Dense => Stage::Dense,
             Self::Group => Stage::Group,

@@ -12,7 +12,7 @@ fn main() {
         let path = directory.join(&kernel.name).with_extension("cu");
         fs::write(&path, &kernel.source).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         println!("{}: {} bytes, {} of shared memory", kernel.name, kernel.source.len(), kernel.shared_bytes);
-        kernels.push(serde_json::json!({ "name": kernel.name, "products": kernel.products, "spills": kernel.spills }));
+        kernels.push(serde_json::json!({ "name": kernel.name, "products": kernel.products }));
     }
     let path = directory.join("kernels.json");
     fs::write(&path, serde_json::to_string_pretty(&kernels).unwrap())

@@ -1,9 +1,11 @@
 //! The module that stands in the place of self-attention.
 
+use std::time::{Duration, Instant};
+
 use burn::{module::Module, tensor::Tensor};
 
 use crate::{
-    Error, McSparseConfig, MetaCache, StepKind,
+    Error, McSparseConfig, MetaCache, Schedule, StepKind,
     check::{Problem, not_finite},
     stages::Run,
 };
@@ -33,6 +35,32 @@ impl McSparseAttention {
     /// The layer, counted from 0.
     pub fn layer(&self) -> usize {
         self.layer
+    }
+
+    /// Runs every stage once on these tensors, outside any cache, so that the kernels of this shape are compiled and loaded
+    /// before a run: the first call of a kernel compiles it, for seconds with CUDA C++. (Not the warm-up of a schedule, which is
+    /// its dense steps.) Returns how long it took. Zeros will do; shapes and dtypes are those of
+    /// [`McSparseAttention::forward`], and it takes the memory of one anchor.
+    ///
+    /// # Errors
+    ///
+    /// As [`McSparseAttention::forward`].
+    ///
+    /// # Panics
+    ///
+    /// If the device fails.
+    pub fn warm_up(&self, query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Result<Duration, Error> {
+        let (device, started) = (query.device(), Instant::now());
+        let schedule = Schedule::warm_up(0);
+        let config = McSparseConfig { schedule, dense_layers: Default::default(), ..self.config.clone() };
+        // An anchor, which runs all but one stage, and a step that reuses it.
+        let mut cache = MetaCache::new(&config, 2)?;
+        for step in 0..2 {
+            cache.begin_step(step)?;
+            forward(&config, self.layer, query.clone(), key.clone(), value.clone(), &mut cache)?;
+        }
+        device.sync().expect("the device works");
+        Ok(started.elapsed())
     }
 
     /// Attends, densely or sparsely as the schedule says for this step.

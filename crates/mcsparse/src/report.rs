@@ -114,6 +114,11 @@ impl fmt::Display for RunReport {
         )?;
         for (stage, route, record) in self.stages() {
             write!(f, "  {stage}: {} runs by {route}", record.runs)?;
+            if let Route::Kernel { declined, .. } = route
+                && !declined.is_empty()
+            {
+                write!(f, " (no faster kernel: {})", declined.join("; "))?;
+            }
             if record.time > Duration::ZERO {
                 write!(f, ", {:.3} s", record.time.as_secs_f64())?;
             }
@@ -147,17 +152,21 @@ mod tests {
         for (stage, bytes) in [(Stage::Select, 3 << 20), (Stage::Select, 327_155_712), (Stage::Sparse, 0)] {
             let run =
                 StageRecord { runs: 1, workspace_bytes: Some(bytes), workspace_limit: 512 << 20, ..Default::default() };
-            report.add_stage(stage, Route::Kernel("a kernel"), run);
+            report.add_stage(stage, Route::kernel("a kernel"), run);
         }
         report.add_stage(
             Stage::Group,
             Route::Reference { reason: "no kernel".into() },
             StageRecord { runs: 1, ..Default::default() },
         );
+        let declined = vec!["no matrix units".to_string(), "no planes".to_string()];
+        let run = StageRecord { runs: 1, ..Default::default() };
+        report.add_stage(Stage::Dense, Route::Kernel { name: "slow tiles", declined }, run);
         let workspace = [Stage::Select, Stage::Sparse, Stage::Group].map(|stage| report.workspace_bytes(stage));
         assert_eq!(workspace, [Some(327_155_712), Some(0), None]);
         let text = report.to_string();
         for line in [
+            "dense attention: 1 runs by slow tiles (no faster kernel: no matrix units; no planes)\n",
             "grouping: 1 runs by tensor operations (no kernel)\n",
             "selection: 2 runs by a kernel, workspace 312 of 512 MiB\n",
             "sparse attention: 1 runs by a kernel, no workspace\n",

@@ -56,7 +56,7 @@ impl Method {
                 stages
                     .map(|(stage, route, record)| {
                         let (kernel, refusal) = match route {
-                            Route::Kernel(name) => (Some((*name).to_owned()), None),
+                            Route::Kernel { name, .. } => (Some((*name).to_owned()), None),
                             Route::Reference { reason } => (None, Some(reason.clone())),
                         };
                         let (runs, seconds) = (record.runs, record.time.as_secs_f64());

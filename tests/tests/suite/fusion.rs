@@ -70,7 +70,7 @@ fn fusion_changes_no_bit_of_any_kernel() {
 
         let route = auto(Stage::Dense);
         let (fused, fused_lse) = case.dense(&route);
-        if let Route::Kernel(name) = route {
+        if let Route::Kernel { name, .. } = &route {
             kernels += 1;
             let (output, lse) = CubeBackend::mc_dense_attention(q.clone(), k.clone(), v.clone(), case.scale);
             assert_eq!(output.dtype(), fused.dtype());
@@ -78,12 +78,12 @@ fn fusion_changes_no_bit_of_any_kernel() {
             assert!(floats(lse) == fused_lse.to_data(), "{}: {name}: log-sum-exp", case.name);
         }
         let route = auto(Stage::Group);
-        if let Route::Kernel(name) = route {
+        if let Route::Kernel { name, .. } = &route {
             let order = CubeBackend::mc_group_queries(q.clone(), case.group_options());
             assert!(integers(order) == case.group(&route).to_data(), "{}: {name}", case.name);
         }
         let route = auto(Stage::Select);
-        if let Route::Kernel(name) = route {
+        if let Route::Kernel { name, .. } = &route {
             let lse = CubeBackend::float_from_data(fused_lse.to_data(), &cube);
             let order = int(&lists.order, &cube);
             let chosen = CubeBackend::mc_select_keys(q.clone(), k.clone(), lse, order, case.select_options());
@@ -98,7 +98,7 @@ fn fusion_changes_no_bit_of_any_kernel() {
         ];
         for (finish, epilogue) in epilogues {
             let route = auto(Stage::Sparse);
-            let Route::Kernel(name) = route else { continue };
+            let Route::Kernel { name, .. } = &route else { continue };
             kernels += 1;
             let (fused, fused_lse) = case.sparse(&route, &lists, epilogue);
             let (order, indices) = (int(&lists.order, &cube), int(&lists.indices, &cube));

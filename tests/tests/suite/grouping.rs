@@ -14,7 +14,7 @@ const OPTIONS: GroupOptions = GroupOptions { group_size: 16, power_iterations: 4
 /// The order by the kernel of the device, or by the reference where it has none.
 fn order(q: &Tensor<4>, options: GroupOptions) -> Vec<Vec<usize>> {
     let route = ops::route(Stage::Group, &Problem::of(q, q, q).unwrap(), Kernels::Auto);
-    assert!(matches!(route, Route::Kernel(_)), "no kernel: {route}");
+    assert!(matches!(route, Route::Kernel { .. }), "no kernel: {route}");
     index_rows(&ops::group_queries(&route, q.clone(), options))
 }
 

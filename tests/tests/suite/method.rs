@@ -125,3 +125,31 @@ proptest! {
         }
     }
 }
+
+/// Kernels compiled ahead: takes a shape or refuses it as a call does, whatever the schedule and the dense layers are, and
+/// leaves nothing behind.
+#[test]
+fn warming_up_changes_nothing() {
+    let shape = Shape { batch: 1, kv_heads: 2, shared: 1, tokens: 40, head_dim: 16, group_size: 16, seed: 3 };
+    let [q, k, v] = shape.qkv(&device());
+    let outputs = |warm: bool| {
+        let config = config(&shape, 0.3);
+        let attention = config.init(1).unwrap();
+        let mut cache = MetaCache::new(&config, 4).unwrap();
+        if warm {
+            attention.warm_up(q.clone(), k.clone(), v.clone()).unwrap();
+        }
+        let outputs: Vec<_> = (0..4)
+            .map(|step| {
+                cache.begin_step(step).unwrap();
+                attention.forward(q.clone(), k.clone(), v.clone(), &mut cache).unwrap().to_data()
+            })
+            .collect();
+        (outputs, cache.report().to_string())
+    };
+    assert!(outputs(true) == outputs(false));
+    let dense = config(&shape, 0.3).with_dense_layers(vec![1]).with_schedule(Schedule::warm_up(7));
+    assert!(dense.init(1).unwrap().warm_up(q.clone(), k, v.clone()).is_ok());
+    let refused = config(&shape, 0.3).init(1).unwrap().warm_up(q, v.clone().slice_dim(1, 0..1), v);
+    assert!(refused.is_err(), "key and value differ");
+}

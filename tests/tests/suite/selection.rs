@@ -8,7 +8,7 @@ use mcsparse::{
     reference::{self, SelectOptions},
 };
 use mcsparse_tests::{
-    Shape, device,
+    Shape, device, half_dtypes,
     naive::{Naive, groups, index_rows},
     random,
 };
@@ -16,6 +16,12 @@ use mcsparse_tests::{
 /// Enough for everything at once.
 const PLENTY: usize = 1 << 26;
 const SCALE: f64 = 0.25;
+
+/// Head dimensions and dtypes by which kernels differ.
+fn kinds() -> Vec<(usize, DType)> {
+    let half = half_dtypes(&device(), "selection").into_iter().map(|(dtype, _)| (64, dtype));
+    [(24, DType::F32)].into_iter().chain(half).collect()
+}
 
 /// Query, key, log-sum-exp and order of a selection.
 struct Inputs {
@@ -106,23 +112,27 @@ fn one_key_and_every_key() {
 
 #[test]
 fn sinks_are_kept() {
-    let inputs = Inputs::of(&shape(77, 24), DType::F32);
-    for (sink_prefix, sink_suffix, keys) in [(1, 0, 1), (0, 3, 5), (2, 2, 4), (5, 7, 30)] {
-        inputs.check(SelectOptions { sink_prefix, sink_suffix, ..options(20, keys) });
+    for (head_dim, dtype) in kinds() {
+        let inputs = Inputs::of(&shape(77, head_dim), dtype);
+        for (sink_prefix, sink_suffix, keys) in [(1, 0, 1), (0, 3, 5), (2, 2, 4), (5, 7, 30)] {
+            inputs.check(SelectOptions { sink_prefix, sink_suffix, ..options(20, keys) });
+        }
     }
 }
 
 /// Heads, groups and batch elements must not be mixed up wherever a chunk ends, shared key heads included.
 #[test]
 fn chunks_change_nothing() {
-    let shape = Shape { batch: 3, kv_heads: 2, shared: 2, ..shape(101, 20) };
-    let inputs = Inputs::of(&shape, DType::F32);
-    inputs.check(options(16, 13));
-    let whole = inputs.select(Kernels::Auto, options(16, 13));
-    for rows in [1, 2, 5, 7, 8, 40] {
-        let workspace_bytes = rows * 101 * 4;
-        let chunked = inputs.select(Kernels::Auto, SelectOptions { workspace_bytes, ..options(16, 13) });
-        assert_eq!(chunked, whole, "chunks of {rows} rows");
+    for (head_dim, dtype) in kinds() {
+        let shape = Shape { batch: 3, kv_heads: 2, shared: 2, ..shape(101, head_dim) };
+        let inputs = Inputs::of(&shape, dtype);
+        inputs.check(options(16, 13));
+        let whole = inputs.select(Kernels::Auto, options(16, 13));
+        for rows in [1, 2, 5, 7, 8, 40] {
+            let workspace_bytes = rows * 101 * 4;
+            let chunked = inputs.select(Kernels::Auto, SelectOptions { workspace_bytes, ..options(16, 13) });
+            assert_eq!(chunked, whole, "{dtype:?}: chunks of {rows} rows");
+        }
     }
 }
 

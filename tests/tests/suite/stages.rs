@@ -166,7 +166,7 @@ fn the_kernels_that_the_backend_has_are_taken() {
         let problem = Problem::of(&q, &q, &q).unwrap();
         [Stage::Dense, Stage::Group, Stage::Select, Stage::Sparse].map(|stage| {
             match ops::route(stage, &problem, Kernels::Auto) {
-                Route::Kernel(name) => name.to_string(),
+                Route::Kernel { name, .. } => name.to_string(),
                 Route::Reference { reason } => format!("({reason})"),
             }
         })
@@ -194,7 +194,16 @@ fn the_kernels_that_the_backend_has_are_taken() {
         assert_eq!(kernels(80, DType::BF16), matrix);
         // Hopper with the CUDA C++ compiler, and nothing else.
         let found = kernels(128, DType::F16);
-        assert!(found == matrix || found == warpgroup, "{found:?}");
+        let q = random([1, 2, 5, 128], 1, &device).cast(DType::F16);
+        match ops::route(Stage::Dense, &Problem::of(&q, &q, &q).unwrap(), Kernels::Auto) {
+            Route::Kernel { declined, .. } if declined.is_empty() => assert_eq!(found, warpgroup),
+            Route::Kernel { declined, .. } => {
+                assert_eq!(found, matrix);
+                let known = ["compute capability 9.0", "`cuda-cpp`", "MCSPARSE_TIER"];
+                assert!(known.iter().any(|reason| declined[0].contains(reason)), "{declined:?}");
+            }
+            other => panic!("{other}"),
+        }
         assert_eq!(kernels(20, DType::BF16)[0], "cube plane tiles");
     }
     let q = random([1, 2, 5, 16], 1, &device);

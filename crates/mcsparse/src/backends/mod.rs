@@ -41,7 +41,7 @@ pub(crate) fn workspace(
     workspace_bytes: usize,
 ) -> Option<usize> {
     #[cfg(feature = "cube")]
-    if let (Route::Kernel(_), DispatchDevice::Cube(device)) = (route, problem.device.as_dispatch()) {
+    if let (Route::Kernel { .. }, DispatchDevice::Cube(device)) = (route, problem.device.as_dispatch()) {
         return cube::workspace(device, stage, problem, group_size, workspace_bytes);
     }
     None

@@ -52,7 +52,7 @@ pub fn dense_attention(
 ) -> (Tensor<4>, Tensor<3>) {
     match route {
         #[cfg(any(feature = "flex", feature = "cube"))]
-        Route::Kernel(_) => {
+        Route::Kernel { .. } => {
             let (output, lse) = <Dispatch as McSparseOps>::mc_dense_attention(
                 query.into_dispatch(),
                 key.into_dispatch(),
@@ -69,7 +69,7 @@ pub fn dense_attention(
 pub fn group_queries(route: &Route, query: Tensor<4>, options: GroupOptions) -> Tensor<3, Int> {
     match route {
         #[cfg(any(feature = "flex", feature = "cube"))]
-        Route::Kernel(_) => {
+        Route::Kernel { .. } => {
             Tensor::from_dispatch(<Dispatch as McSparseOps>::mc_group_queries(query.into_dispatch(), options))
         }
         _ => reference::group_queries(query, &options),
@@ -87,7 +87,7 @@ pub fn select_keys(
 ) -> Tensor<4, Int> {
     match route {
         #[cfg(any(feature = "flex", feature = "cube"))]
-        Route::Kernel(_) => Tensor::from_dispatch(<Dispatch as McSparseOps>::mc_select_keys(
+        Route::Kernel { .. } => Tensor::from_dispatch(<Dispatch as McSparseOps>::mc_select_keys(
             query.into_dispatch(),
             key.into_dispatch(),
             lse.into_dispatch(),
@@ -112,7 +112,7 @@ pub fn sparse_attention(
 ) -> (Tensor<4>, Tensor<3>) {
     match route {
         #[cfg(any(feature = "flex", feature = "cube"))]
-        Route::Kernel(_) => {
+        Route::Kernel { .. } => {
             let (finish, other) = match epilogue {
                 // Unread; an operation has a fixed number of tensors.
                 Epilogue::Output => (Finish::Output, query.clone()),
@@ -141,7 +141,7 @@ pub fn sparse_attention(
 pub fn partition_indices(route: &Route, values: Tensor<2>, k: usize, with_rest: bool) -> Tensor<2, Int> {
     match route {
         #[cfg(any(feature = "flex", feature = "cube"))]
-        Route::Kernel(_) => {
+        Route::Kernel { .. } => {
             Tensor::from_dispatch(<Dispatch as McSparseOps>::mc_partition_indices(values.into_dispatch(), k, with_rest))
         }
         _ => reference::partition_indices(values, k, with_rest),

@@ -43,9 +43,14 @@ pub enum Kernels {
 /// The implementation that runs a stage.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Route {
-    /// A kernel, by name. The route is chosen by sizes and dtype; views whose rows do not start at 16 bytes are read by the
-    /// same kernel in smaller steps, and grouping's Gram matrices are then computed without matrix units.
-    Kernel(&'static str),
+    /// A kernel. The route is chosen by sizes and dtype; views whose rows do not start at 16 bytes are read by the same kernel
+    /// in smaller steps, and grouping's Gram matrices are then computed without matrix units.
+    Kernel {
+        /// What it is called.
+        name: &'static str,
+        /// Why faster kernels of the backend did not take the problem, fastest first.
+        declined: Vec<String>,
+    },
     /// The reference in tensor operations, and why no kernel took the problem.
     Reference {
         /// The refusal.
@@ -56,9 +61,16 @@ pub enum Route {
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Route::Kernel(name) => f.write_str(name),
+            Route::Kernel { name, .. } => f.write_str(name),
             Route::Reference { reason } => write!(f, "tensor operations ({reason})"),
         }
+    }
+}
+
+impl Route {
+    /// The fastest kernel that there is.
+    pub fn kernel(name: &'static str) -> Self {
+        Self::Kernel { name, declined: Vec::new() }
     }
 }
 

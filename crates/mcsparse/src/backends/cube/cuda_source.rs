@@ -27,11 +27,9 @@ pub struct CudaSource {
     pub shared_bytes: usize,
     /// Warpgroup products that its machine code must have: more are code twice, fewer are code lost.
     pub products: usize,
-    /// Bytes of registers that its machine code may spill, outside its loops.
-    pub spills: usize,
 }
 
-/// Every Hopper kernel, in the variants that differ in machine code.
+/// Every Hopper kernel, in a selection of its variants.
 ///
 /// # Panics
 ///
@@ -42,12 +40,12 @@ pub fn cuda_sources() -> Vec<CudaSource> {
     variants
         .into_iter()
         .flatten()
-        .map(|Variant { name, kernel, products, spills }| {
+        .map(|Variant { name, kernel, products }| {
             let definition = cubecl::define_kernel(kernel.as_ref()).unwrap_or_else(|e| panic!("{name}: {e:?}"));
             let compiled = CppCompiler::<Cuda>::default()
                 .compile(definition, &options())
                 .unwrap_or_else(|e| panic!("{name}: {e:?}"));
-            CudaSource { name, source: compiled.source, shared_bytes: compiled.shared_memory_size, products, spills }
+            CudaSource { name, source: compiled.source, shared_bytes: compiled.shared_memory_size, products }
         })
         .collect()
 }
@@ -57,7 +55,6 @@ pub(super) struct Variant {
     pub name: String,
     pub kernel: Box<dyn CubeKernel>,
     pub products: usize,
-    pub spills: usize,
 }
 
 /// What CubeCL's CUDA runtime says of an H200.
@@ -101,8 +98,8 @@ fn options() -> CompilationOptions {
 }
 
 /// How a kernel of `units` a cube is launched.
-pub(super) fn settings(units: usize) -> KernelSettings {
-    KernelSettings::new(CubeDim::new_1d(units as u32).into(), ExecutionMode::Unchecked, AddressType::U32)
+pub(super) fn settings(units: usize, address: AddressType) -> KernelSettings {
+    KernelSettings::new(CubeDim::new_1d(units as u32).into(), ExecutionMode::Unchecked, address)
 }
 
 /// A layout of the numbers of a launch.

@@ -8,6 +8,8 @@
 
 use cubecl::prelude::*;
 
+use super::hopper::operand::value;
+
 /// Units of a plane, as the register layout has it.
 pub(super) const PLANE: usize = 32;
 /// Elements of a chunk: 16 bytes.
@@ -117,14 +119,8 @@ fn exp2_polynomial(x: f32) -> f32 {
 #[allow(unused_assignments, unused_variables)]
 fn exp2_ptx(x: f32) -> f32 {
     let result: f32;
-    gpu_asm!("ex2.approx.ftz.f32 {o}, {i};", o = out(_) result, i = in(_) value(x), options(pure, nomem));
+    gpu_asm!("ex2.approx.ftz.f32 {o}, {i};", o = out(_) result, i = in(_) value::<f32>(x), options(pure, nomem));
     result
-}
-
-/// An operand of inline assembly must be a value, where a variable would give its address.
-#[cube]
-fn value(x: f32) -> f32 {
-    intrinsic!(|scope| x.read_value(scope).into())
 }
 
 /// The maximum over the four units that share a row.

@@ -28,6 +28,7 @@ use cubecl::{
 };
 
 use select::{column_sums, partition};
+use tier::Choice;
 
 use crate::{
     check::Problem,
@@ -44,20 +45,22 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
     let hardware = &client.properties().hardware;
     match stage {
         Stage::Dense | Stage::Sparse => {
-            let tier = tier::choose(client.properties(), problem.dtype, problem.head_dim)?;
-            Ok(Route::Kernel(attend::name(tier, stage == Stage::Sparse)))
+            let Choice { tier, declined } = tier::choose(client.properties(), problem.dtype, problem.head_dim)?;
+            Ok(Route::Kernel { name: attend::name(tier, stage == Stage::Sparse), declined })
         }
         Stage::Group => {
             counts(&client)?;
             fits(hardware, group::UNITS, group::shared_bytes(problem.head_dim))?;
-            let matrix_units = group::matrix_units(&client, problem.head_dim, problem.dtype);
-            Ok(Route::Kernel(if matrix_units { "cube matrix pddp" } else { "cube pddp" }))
+            Ok(match group::matrix_units(&client, problem.head_dim, problem.dtype) {
+                Ok(()) => Route::kernel("cube matrix pddp"),
+                Err(reason) => Route::Kernel { name: "cube pddp", declined: vec![reason] },
+            })
         }
         Stage::Select => {
             counts(&client)?;
             fits(hardware, tile::UNITS, column_sums::SHARED_BYTES.max(partition::SHARED_BYTES))?;
-            let tier = tier::choose(client.properties(), problem.dtype, problem.head_dim)?;
-            Ok(Route::Kernel(select::name(tier)))
+            let Choice { tier, declined } = tier::choose(client.properties(), problem.dtype, problem.head_dim)?;
+            Ok(Route::Kernel { name: select::name(tier), declined })
         }
     }
 }

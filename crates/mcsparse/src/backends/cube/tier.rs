@@ -32,26 +32,43 @@ impl Tier {
     /// ones; the very fastest if it is unset.
     fn limit() -> Tier {
         static LIMIT: OnceLock<Tier> = OnceLock::new();
-        *LIMIT.get_or_init(|| match std::env::var("MCSPARSE_TIER").as_deref() {
-            Err(_) | Ok("warpgroup") => Tier::Warpgroup,
-            Ok("matrix") => Tier::Matrix,
-            Ok("planes") => Tier::Planes,
-            Ok("shared") => Tier::Shared,
-            Ok(other) => panic!("MCSPARSE_TIER: expected warpgroup, matrix, planes or shared, got {other}"),
+        *LIMIT.get_or_init(|| match std::env::var("MCSPARSE_TIER") {
+            Err(_) => Tier::Warpgroup,
+            Ok(name) => Tier::ALL.into_iter().find(|tier| tier.name() == name).unwrap_or_else(|| {
+                panic!("MCSPARSE_TIER: expected {}, got {name}", Tier::ALL.map(Tier::name).join(", "))
+            }),
         })
+    }
+
+    /// As `MCSPARSE_TIER` has it.
+    fn name(self) -> &'static str {
+        match self {
+            Tier::Warpgroup => "warpgroup",
+            Tier::Matrix => "matrix",
+            Tier::Planes => "planes",
+            Tier::Shared => "shared",
+        }
     }
 }
 
+/// A tier, and why the faster ones declined.
+#[derive(Debug, Clone)]
+pub(super) struct Choice {
+    pub tier: Tier,
+    pub declined: Vec<String>,
+}
+
 /// The fastest tier that the device has for `dtype` and `head_dim`, or what it lacks even for the slowest.
-pub(super) fn choose(properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<Tier, String> {
-    let mut refusal = Ok(Tier::Shared);
-    for tier in Tier::ALL.into_iter().filter(|&tier| tier >= Tier::limit()) {
+pub(super) fn choose(properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<Choice, String> {
+    let mut declined = Vec::new();
+    for tier in Tier::ALL {
         match tier.takes(properties, dtype, head_dim) {
-            Ok(()) => return Ok(tier),
-            Err(reason) => refusal = Err(reason),
+            Ok(()) if tier < Tier::limit() => declined.push(format!("MCSPARSE_TIER asks for {}", Tier::limit().name())),
+            Ok(()) => return Ok(Choice { tier, declined }),
+            Err(reason) => declined.push(reason),
         }
     }
-    refusal
+    Err(declined.pop().unwrap_or_default())
 }
 
 impl Tier {

@@ -107,7 +107,7 @@ pub(super) fn attend(
     }
     let client = query.client.clone();
     let properties = client.properties();
-    let tier = tier::choose(properties, dtype, dim).unwrap_or_else(|reason| panic!("attention: {reason}"));
+    let tier = tier::choose(properties, dtype, dim).unwrap_or_else(|reason| panic!("attention: {reason}")).tier;
     let simt = Tile::new(group_size, tier, properties.hardware.max_shared_memory_size);
     let matrix =
         (tier == Tier::Matrix).then(|| matrix::tile(properties, dim, group_size).expect("the tier was chosen"));

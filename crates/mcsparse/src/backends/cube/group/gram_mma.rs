@@ -266,7 +266,10 @@ fn fetch_rows<E: Float, N: Size>(
     }
 }
 
-/// Whether the kernel takes rows of `dim` elements.
-pub(super) const fn takes(dim: usize) -> bool {
-    dim.is_multiple_of(TILE) && dim <= MAX_DIM
+/// Whether the kernel takes rows of `dim` elements, or why not.
+pub(super) fn takes(dim: usize) -> Result<(), String> {
+    if dim.is_multiple_of(TILE) && dim <= MAX_DIM {
+        return Ok(());
+    }
+    Err(format!("Gram matrices by matrix units take multiples of {TILE} up to {MAX_DIM}, not head_dim {dim}"))
 }

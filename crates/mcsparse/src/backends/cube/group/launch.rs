@@ -60,7 +60,8 @@ impl<'a> Launch<'a> {
             iterations: options.power_iterations,
             tiling,
             // They take rows as 16-byte lines, which exotic views do not have.
-            matrix_units: tiling.vector == gram_mma::VECTOR && matrix_units(&query.client, tiling.dim, query.dtype),
+            matrix_units: tiling.vector == gram_mma::VECTOR
+                && matrix_units(&query.client, tiling.dim, query.dtype).is_ok(),
             split_units: 1 << hardware.max_units_per_cube.min(SPLIT_UNITS).ilog2(),
             room: if hardware.max_shared_memory_size > 96 * 1024 { LARGE_ROOM } else { ROOM },
         }

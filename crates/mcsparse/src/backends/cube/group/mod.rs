@@ -24,7 +24,7 @@ use self::{
 };
 use super::{
     empty, radix, reads_by,
-    tier::{self, Tier},
+    tier::{self, Choice, Tier},
 };
 use crate::{check::Problem, reference::GroupOptions};
 
@@ -56,9 +56,12 @@ pub(super) fn shared_bytes(dim: usize) -> usize {
     needs.max().unwrap_or(0)
 }
 
-/// Whether Gram matrices go through matrix units: `mma.sync` of the dtype on planes of 32, with `ldmatrix`.
-pub(super) fn matrix_units(client: &Client, dim: usize, dtype: DType) -> bool {
-    gram_mma::takes(dim) && tier::choose(client.properties(), dtype, dim).is_ok_and(|tier| tier <= Tier::Matrix)
+/// Whether Gram matrices go through matrix units (`mma.sync` of the dtype on planes of 32, with `ldmatrix`), or why not.
+pub(super) fn matrix_units(client: &Client, dim: usize, dtype: DType) -> Result<(), String> {
+    gram_mma::takes(dim)?;
+    super::matrix_units::supports(client.properties(), dtype, dim)?;
+    let Choice { tier, mut declined } = tier::choose(client.properties(), dtype, dim)?;
+    if tier <= Tier::Matrix { Ok(()) } else { Err(declined.pop().unwrap_or_default()) }
 }
 
 /// The order `[batch, heads, queries]`, group after group.

@@ -22,6 +22,12 @@ pub(in super::super) fn arrive(address: u32) {
     gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{a}];", a = in(_) value::<u32>(address));
 }
 
+/// All units of the plane have come here, and see what the others have read and written before.
+#[cube]
+pub(in super::super) fn sync_plane() {
+    gpu_asm!("bar.warp.sync -1;");
+}
+
 /// One arrival, of the units alone whose `number` is 0: no branch.
 #[cube]
 pub(in super::super) fn arrive_if_zero(address: u32, number: u32) {
@@ -56,8 +62,12 @@ pub(in super::super) fn arrive_after_copies(address: u32) {
     gpu_asm!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{a}];", a = in(_) value::<u32>(address));
 }
 
-/// What units have written to shared memory becomes visible to products, which read it by another way.
+/// What units have written to shared memory, asynchronous copies included, becomes visible to products, which read it by
+/// another way (the async proxy): between the wait for it and the first product.
+pub(in super::super) const FENCE_PRODUCTS: &str = "fence.proxy.async.shared::cta;\n";
+
+/// [`FENCE_PRODUCTS`] on its own.
 #[cube]
 pub(in super::super) fn fence_products() {
-    gpu_asm!("fence.proxy.async.shared::cta;");
+    gpu_asm!("{t}", t = const FENCE_PRODUCTS);
 }

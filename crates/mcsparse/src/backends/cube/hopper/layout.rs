@@ -17,9 +17,18 @@ pub(in super::super) struct Layout {
 
 impl LayoutLaunch {
     /// That of a tensor of 16-bit elements.
+    ///
+    /// # Panics
+    ///
+    /// If tokens or columns lie 4 GiB apart.
     pub fn of(tensor: &CubeTensor) -> Self {
         let strides = tensor.meta.strides();
-        Self::new(2 * strides[0] as u64, 2 * strides[1] as u64, 2 * strides[2] as u32, 2 * strides[3] as u32)
+        let near = |axis: usize| {
+            let bytes = 2 * strides[axis];
+            u32::try_from(bytes)
+                .unwrap_or_else(|_| panic!("axis {axis}: expected strides below 4 GiB, got {bytes} bytes"))
+        };
+        Self::new(2 * strides[0] as u64, 2 * strides[1] as u64, near(2), near(3))
     }
 }
 

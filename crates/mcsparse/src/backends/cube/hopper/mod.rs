@@ -1,9 +1,8 @@
 //! What Hopper GPUs (compute capability 9.0) have beyond other matrix units, in inline PTX: products issued by a warpgroup
 //! whose right operand lies in shared memory (`wgmma`), copies that report to a barrier, barriers with phases.
 //!
-//! CubeCL 0.11 has no names for these, and only its CUDA C++ compiler takes inline PTX. Kernels reach them through this
-//! module alone, so that CubeCL's own can replace it. The left column of each comment below is PTX ISA 9.0, where the rules
-//! are to be found.
+//! CubeCL 0.11 has no names for the products, and only its CUDA C++ compiler takes inline PTX. Kernels write instructions of
+//! Hopper through this module, so that CubeCL's own can replace it. The rules are in the PTX ISA, under the names in brackets.
 
 pub(super) mod barrier;
 pub(super) mod copy;

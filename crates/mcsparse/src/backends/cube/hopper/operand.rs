@@ -27,17 +27,6 @@ pub(in super::super) fn global_address<T: CubePrimitive>(pointer: *const T) -> u
     address
 }
 
-/// The greater one; the other one where one is NaN.
-#[cube]
-pub(in super::super) fn greater(a: f32, b: f32) -> f32 {
-    let result: f32;
-    gpu_asm!(
-        "max.f32 {o}, {a}, {b};",
-        o = out(_) result, a = in(_) value::<f32>(a), b = in(_) value::<f32>(b), options(pure, nomem)
-    );
-    result
-}
-
 /// The value that unit `lane` of the plane holds.
 #[cube]
 pub(in super::super) fn from_lane(x: u32, lane: u32) -> u32 {
@@ -49,17 +38,13 @@ pub(in super::super) fn from_lane(x: u32, lane: u32) -> u32 {
     result
 }
 
-/// The greatest among the four units that share a row of sums.
+/// Whether some unit of the plane says so. All of them are asked, not those alone that happen to run together.
 #[cube]
-pub(in super::super) fn row_greatest(x: f32) -> f32 {
-    let x = greater(x, exchange(x, 1u32));
-    greater(x, exchange(x, 2u32))
-}
-
-/// The value of the unit whose lane differs in the bits of `mask`.
-#[cube]
-fn exchange(x: f32, #[comptime] mask: u32) -> f32 {
-    let result: f32;
-    gpu_asm!("shfl.sync.bfly.b32 {o}, {i}, {m}, 31, -1;", o = out(_) result, i = in(_) value::<f32>(x), m = const mask);
-    result
+pub(in super::super) fn any(says: bool) -> bool {
+    let answer: u32;
+    gpu_asm!(
+        "{{ .reg .pred p, q; setp.ne.u32 p, {i}, 0; vote.sync.any.pred q, p, -1; selp.u32 {o}, 1, 0, q; }}",
+        o = out(_) answer, i = in(_) value::<u32>(u32::cast_from(says))
+    );
+    answer != 0
 }

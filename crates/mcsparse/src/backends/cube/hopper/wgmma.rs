@@ -45,7 +45,7 @@ fn operand(register: &str, lower: &str, offset: usize) -> String {
     format!("add.u32 l, {lower}, {offset}; mov.b64 {register}, {{l, {UPPER}}};\n")
 }
 
-/// Both operands in shared memory, rows of `dim` columns each: `dim / 16` products into `sums`, two columns each.
+/// Both operands in shared memory, rows of `dim` columns each: `dim / 16` products into `sums`, a register for every two columns.
 pub(in super::super) fn shared_by_shared(sums: &[String], dim: usize, element: &str, a: &str, b: &str) -> String {
     let (columns, sums) = (2 * sums.len(), sums.join(", "));
     (0..dim / 16)

@@ -41,7 +41,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    /// What a kernel is told of the `rows` rows from `first_row` on, each shared by `splits` cubes.
+    /// What a kernel is told of the `rows` rows from `first_row` on, each in `splits` parts.
     fn sizes(&self, first_row: usize, rows: usize, splits: usize) -> SizesLaunch {
         let [_, heads, queries, _] = self.query.shape().dims();
         let [_, kv_heads, keys, _] = self.key.shape().dims();
@@ -92,7 +92,8 @@ pub(super) fn select_keys(
     let mass = empty(&query, &[chunk, keys], DType::F32);
     let inputs = Inputs { query, key, lse: into_contiguous(lse), order: into_contiguous(order), options };
     let tier = tier::choose(inputs.query.client.properties(), inputs.query.dtype, dim)
-        .unwrap_or_else(|reason| panic!("selection: {reason}"));
+        .unwrap_or_else(|reason| panic!("selection: {reason}"))
+        .tier;
     for first in (0..rows).step_by(chunk) {
         let count = chunk.min(rows - first);
         // Where every key is kept, any values do.

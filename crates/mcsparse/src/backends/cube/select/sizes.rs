@@ -16,7 +16,7 @@ pub(super) struct Sizes {
     pub first_row: u32,
     /// Rows of this launch.
     pub rows: u32,
-    /// Cubes that share the keys of a row, where the kernel asks.
+    /// Cubes, or pieces of their work, that share the keys of a row, where the kernel asks.
     pub splits: u32,
     /// Keys before this one are sinks.
     pub sink_end: u32,

@@ -23,7 +23,7 @@ use super::{
 
 #[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
-pub(in super::super) fn attend<E: Float>(
+pub(super) fn attend<E: Float>(
     query: &[E],
     key: &[E],
     value: &[E],

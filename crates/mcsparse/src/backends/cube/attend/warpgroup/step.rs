@@ -11,7 +11,7 @@ use super::{
     super::super::{
         fragment::C2,
         hopper::{
-            barrier::wait_text,
+            barrier::{FENCE_PRODUCTS, wait_text},
             operand::value,
             wgmma::{COMMIT, FENCE, HEAD, registers_by_shared, shared_by_shared, wait_for_all_but},
         },
@@ -145,7 +145,7 @@ pub(super) fn finish(after: Vector<f32, C2>, full_values: u32, parity: u32) {
 }
 
 fn finish_text() -> String {
-    wait_text("$0", "$1", "VALUES") + &wait_for_all_but(0) + "//"
+    wait_text("$0", "$1", "VALUES") + FENCE_PRODUCTS + &wait_for_all_but(0) + "//"
 }
 
 /// What a step works on: tiles by their descriptors, and the barriers of their buffers.
@@ -196,6 +196,7 @@ fn step_text(dim: usize, element: &str, next: bool) -> String {
     let last = products(FIRST..KEYS);
     if next {
         text += &wait_text("$4", "$5", "KEYS");
+        text += FENCE_PRODUCTS;
         // The first weights leave their registers to the next scores.
         text += &wait_for_all_but(0);
         text += &format!("{FENCE}{}{COMMIT}", shared_by_shared(&names("s", 64), dim, element, "$2", "$3"));

@@ -17,9 +17,7 @@ use crate::ops::Finish;
 
 /// Warpgroups that compute, 64 queries each.
 pub(super) const CONSUMERS: usize = 2;
-/// Planes that bring keys and values, 32 rows of a tile each. One plane alone is 23 % slower.
-pub(super) const PRODUCERS: usize = 4;
-/// Units of a cube.
+/// Units of a cube: four more planes bring keys and values, 32 rows of a tile each.
 pub(super) const UNITS: usize = (CONSUMERS + 1) * WARPGROUP;
 /// Queries of a tile.
 pub(in super::super) const QUERIES: usize = 64 * CONSUMERS;
@@ -93,7 +91,7 @@ impl Buffers {
     /// Sets up all barriers; by one unit.
     pub fn set_up(&self, #[comptime] tile: Tile) {
         // Every unit that copies arrives at a full buffer, one of each plane that computes at an empty one.
-        let (copying, computing) = comptime!((32 * PRODUCERS as u32, 4 * CONSUMERS as u32));
+        let (copying, computing) = comptime!((WARPGROUP as u32, 4 * CONSUMERS as u32));
         #[unroll]
         for s in 0..comptime!(tile.stages as u32) {
             set_up(self.full_keys + comptime!(8 * s), copying);

@@ -1,9 +1,12 @@
-//! The kernels that a compiler is to be shown without a GPU.
+//! The kernels that a compiler is to be shown without a GPU: those that differ in what their loops do.
 
 use std::sync::Arc;
 
 use burn::{backend::cubecl::dtype_to_storage_type, tensor::DType};
-use cubecl::{ir::DeviceProperties, prelude::*};
+use cubecl::{
+    ir::{AddressType, DeviceProperties},
+    prelude::*,
+};
 
 use super::{
     super::{
@@ -27,13 +30,19 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
                 ("gathered", Finish::AddResidual, Addend::Pairs),
                 // No vector starts where one can be read.
                 ("strided", Finish::ResidualOf, Addend::Single),
+                // A negative scale, and tensors of more than 2^32 elements.
+                ("large", Finish::ResidualOf, Addend::Pairs),
             ];
             for (form, finish, addend) in forms {
-                let tile = super::tile(properties, dtype, dim, 1.0).expect("an H200 takes it");
+                let (scale, address) = match form {
+                    "large" => (-1.0, AddressType::U64),
+                    _ => (1.0, AddressType::U32),
+                };
+                let tile = super::tile(properties, dtype, dim, scale).expect("an H200 takes it");
                 let (gathered, whole) = (form != "dense", form != "strided");
                 let tile = Tile { gathered, whole, finish, addend, ..tile };
                 let kernel = kernel::attend::Attend::new(
-                    settings(UNITS),
+                    settings(UNITS, address),
                     properties.clone(),
                     Arc::new(TargetProperties::default()),
                     buffer(),
@@ -64,12 +73,7 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
                 // First scores; products and next scores of a step; products of the last. Each takes the head dimension or the
                 // keys in 16s.
                 let kernel = Box::new(kernel);
-                all.push(Variant {
-                    name,
-                    kernel,
-                    products: 2 * (dim / 16 + KEYS / 16),
-                    spills: if form == "strided" { 8 } else { 0 },
-                });
+                all.push(Variant { name, kernel, products: 2 * (dim / 16 + KEYS / 16) });
             }
         }
     }

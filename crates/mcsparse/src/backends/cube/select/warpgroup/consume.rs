@@ -7,7 +7,7 @@ use super::{
         super::{
             fragment::{C2, row_sum},
             hopper::{
-                barrier::{arrive_if_zero, fence_products, wait},
+                barrier::{arrive_if_zero, fence_products, sync_plane, wait},
                 copy::tile_bytes,
                 turn::Turn,
                 wgmma::{descriptor, further},
@@ -82,7 +82,8 @@ pub(super) fn consume(
             arrive_if_zero(buffers.empty_keys + turn.stage * 8, lane);
             turn.advance(tile.stages);
             add(sums(exponent, norms, true), key + 64, mass, mass_row, c, some, more, sizes);
-            // The norms have been read too.
+            // One unit speaks for all, which have read their norms too.
+            sync_plane();
             arrive_if_zero(buffers.empty_queries, lane);
         }
         index += CUBE_COUNT_X;

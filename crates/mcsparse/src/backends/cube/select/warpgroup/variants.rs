@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use burn::{backend::cubecl::dtype_to_storage_type, tensor::DType};
-use cubecl::{ir::DeviceProperties, prelude::*};
+use cubecl::{
+    ir::{AddressType, DeviceProperties},
+    prelude::*,
+};
 
 use super::{
     super::{
@@ -21,7 +24,7 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
         for (dim, whole) in [(64, true), (128, true), (128, false)] {
             let tile = Tile { whole, ..super::tile(properties, dtype, dim).expect("an H200 takes it") };
             let kernel = kernel::column_sums::ColumnSums::new(
-                settings(UNITS),
+                settings(UNITS, AddressType::U32),
                 properties.clone(),
                 Arc::new(TargetProperties::default()),
                 buffer(),
@@ -52,7 +55,7 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
             let name = format!("select_{}_{dim}{}", tile.element, if whole { "" } else { "_strided" });
             // First scores; a step's second half and the next one's first; the last half.
             let kernel = Box::new(kernel);
-            all.push(Variant { name, kernel, products: 4 * (dim / 16), spills: 0 });
+            all.push(Variant { name, kernel, products: 4 * (dim / 16) });
         }
     }
     all
