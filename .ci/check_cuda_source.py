@@ -20,7 +20,7 @@ PACKAGES = ["nvidia-cuda-nvrtc==13.0.*", "nvidia-cuda-nvcc==13.0.*", "nvidia-cud
 CUDA = TOOLS / "nvidia" / "cu13"
 
 if not (CUDA / "bin" / "ptxas").exists():
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--target", TOOLS, *PACKAGES]
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--root-user-action=ignore", "--target", TOOLS, *PACKAGES]
     if subprocess.run(install).returncode:
         # The machine, not the project.
         print("NOT CHECKED: the CUDA compilers could not be installed from PyPI")
