@@ -81,7 +81,7 @@ pub(super) fn consume<E: Float>(
                     keys_parity: turn.parity,
                     values: of_values,
                 };
-                advance(exponent, -top * Vector::new(exponent), &tiles, dim, tile.element, true);
+                advance(exponent, -top * Vector::new(exponent), &tiles, tile, true);
                 before = empty_values;
             }
             arrive_if_zero(buffers.empty_keys + turn.stage * 8, lane);
@@ -104,7 +104,7 @@ pub(super) fn consume<E: Float>(
                 keys_parity: turn.parity,
                 values: further(values, turn.stage * bytes),
             };
-            advance(exponent, -top * Vector::new(exponent), &tiles, dim, tile.element, false);
+            advance(exponent, -top * Vector::new(exponent), &tiles, tile, false);
             arrive_if_zero(buffers.empty_values + turn.stage * 8, lane);
             turn.advance(tile.stages);
             // The parity has changed since the tokens were written.
@@ -135,8 +135,9 @@ fn store<E: Float>(
     // Once more: its numbers would have taken registers from the loop.
     let work = Work::at(index, sizes);
     let sums = sums();
-    let column = u64::cast_from(layouts.other.column);
-    let of_other = layouts.other.head::<E>(other, work.batch, work.head) + u64::cast_from(2 * c) * column;
+    let column = layouts.other.column;
+    let of_other =
+        layouts.other.head::<E>(other, work.batch, work.head) + u64::cast_from(2 * c) * u64::cast_from(column);
     let start = global_address::<E>(output[0..1].as_ptr()) + u64::cast_from(4 * c);
     let mut both = Sequence::<Row>::new();
     #[unroll]

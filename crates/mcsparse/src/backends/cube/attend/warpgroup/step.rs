@@ -11,16 +11,13 @@ use super::{
     super::super::{
         fragment::C2,
         hopper::{
-            barrier::{FENCE_PRODUCTS, wait_text},
+            barrier::wait_text,
             operand::value,
             wgmma::{COMMIT, FENCE, HEAD, registers_by_shared, shared_by_shared, wait_for_all_but},
         },
     },
-    tile::KEYS,
+    tile::{KEYS, Tile},
 };
-
-/// Keys of a step whose products start before the exponentials of the others.
-const FIRST: usize = 80;
 
 /// Names of `count` registers.
 fn names(of: &str, count: usize) -> Vec<String> {
@@ -145,7 +142,7 @@ pub(super) fn finish(after: Vector<f32, C2>, full_values: u32, parity: u32) {
 }
 
 fn finish_text() -> String {
-    wait_text("$0", "$1", "VALUES") + FENCE_PRODUCTS + &wait_for_all_but(0) + "//"
+    wait_text("$0", "$1", "VALUES") + &wait_for_all_but(0) + "//"
 }
 
 /// What a step works on: tiles by their descriptors, and the barriers of their buffers.
@@ -168,13 +165,12 @@ pub(super) fn step(
     exponent: f32,
     offsets: Vector<f32, C2>,
     tiles: &Tiles,
-    #[comptime] dim: usize,
-    #[comptime] element: &'static str,
+    #[comptime] tile: Tile,
     #[comptime] next: bool,
 ) {
     gpu_asm!(
         "{t} {o} {e} {q} {k} {fk} {pk} {v}",
-        t = const step_text(dim, element, next),
+        t = const step_text(tile.head_dim, tile.element, tile.first_keys(), next),
         o = in(_) value::<Vector<f32, C2>>(offsets), e = in(_) value::<f32>(exponent),
         q = in(_) value::<u32>(tiles.query),
         k = in(_) value::<u32>(tiles.keys), fk = in(_) value::<u32>(tiles.full_keys), pk = in(_) value::<u32>(tiles.keys_parity),
@@ -183,20 +179,19 @@ pub(super) fn step(
 }
 
 /// Operands: `%0` and `%1` the offsets, `$1` the exponent, `$2` the query, `$3` to `$5` keys, `$6` values.
-fn step_text(dim: usize, element: &str, next: bool) -> String {
+fn step_text(dim: usize, element: &str, first: usize, next: bool) -> String {
     let products = |keys: Range<usize>| {
         let left = &names("p", 32)[keys.start / 4..keys.end / 4];
         registers_by_shared(&names("o", dim / 2), dim, element, left, "$6", keys.start) + COMMIT
     };
     let mut text = format!("{HEAD}.reg .f32 x, y, z<2>;\n");
-    text += &weights(0..FIRST, element);
+    text += &weights(0..first, element);
     text += FENCE;
-    text += &products(0..FIRST);
-    text += &weights(FIRST..KEYS, element);
-    let last = products(FIRST..KEYS);
+    text += &products(0..first);
+    text += &weights(first..KEYS, element);
+    let last = products(first..KEYS);
     if next {
         text += &wait_text("$4", "$5", "KEYS");
-        text += FENCE_PRODUCTS;
         // The first weights leave their registers to the next scores.
         text += &wait_for_all_but(0);
         text += &format!("{FENCE}{}{COMMIT}", shared_by_shared(&names("s", 64), dim, element, "$2", "$3"));
@@ -253,7 +248,7 @@ pub(super) struct Row {
 pub(super) fn write_rows(
     upper: &Row,
     lower: &Row,
-    stride: u64,
+    stride: u32,
     #[comptime] dim: usize,
     #[comptime] element: &'static str,
     #[comptime] addend: Addend,
@@ -264,7 +259,7 @@ pub(super) fn write_rows(
         a = in(_) value::<u64>(upper.to), b = in(_) value::<u64>(upper.other), c = in(_) value::<f32>(upper.factor),
         d = in(_) value::<u32>(upper.exists),
         e = in(_) value::<u64>(lower.to), f = in(_) value::<u64>(lower.other), g = in(_) value::<f32>(lower.factor),
-        h = in(_) value::<u32>(lower.exists), s = in(_) value::<u64>(stride)
+        h = in(_) value::<u32>(lower.exists), s = in(_) value::<u32>(stride)
     );
 }
 
@@ -282,7 +277,7 @@ pub(in super::super::super) enum Addend {
 /// Operands: `$0` to `$3` and `$4` to `$7` a row each, see [`Row`]; `$8` the stride.
 fn write_text(dim: usize, element: &str, addend: Addend) -> String {
     let mut text = String::from(
-        "{ .reg .b32 w<32>, w; .reg .b16 low, high; .reg .f32 x, y; .reg .b64 at, far; .reg .pred e<2>;\n\
+        "{ .reg .b32 w<32>, w; .reg .b16 low, high; .reg .f32 x, y; .reg .b64 at, near, far; .reg .pred e<2>;\n\
          setp.ne.u32 e0, $3, 0; setp.ne.u32 e1, $7, 0;\n",
     );
     text += &match addend {
@@ -310,11 +305,14 @@ fn read_text(h: usize, dim: usize, addend: Addend) -> String {
         Addend::Single => {
             let word = |(_, word)| {
                 format!(
-                    "ld.global.b16 low, [at]; add.u64 at, at, $8; ld.global.b16 high, [at]; add.u64 at, at, far;\n\
+                    "ld.global.b16 low, [at]; add.u64 at, at, near; ld.global.b16 high, [at]; add.u64 at, at, far;\n\
                      mov.b32 w{word}, {{low, high}};\n"
                 )
             };
-            format!("mov.b64 at, ${from}; mul.lo.u64 far, $8, 7;\n{}", words.map(word).collect::<String>())
+            format!(
+                "mov.b64 at, ${from}; cvt.u64.u32 near, $8; mul.wide.u32 far, $8, 7;\n{}",
+                words.map(word).collect::<String>()
+            )
         }
     }
 }

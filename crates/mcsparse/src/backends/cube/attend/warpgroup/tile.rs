@@ -45,6 +45,12 @@ pub(in super::super::super) struct Tile {
 }
 
 impl Tile {
+    /// Keys of a step whose products start before the exponentials of the others: as many as leave the last weights room
+    /// beside the next scores. Reading by elements takes registers of its own.
+    pub const fn first_keys(&self) -> usize {
+        if self.whole { 80 } else { 96 }
+    }
+
     /// Queries, keys, values, barriers, tokens of the queries of this tile and the next.
     pub const fn shared_bytes(&self) -> usize {
         (1 + 2 * self.stages) * tile_bytes(self.head_dim) + 8 * (4 * self.stages + 2) + 2 * 4 * QUERIES

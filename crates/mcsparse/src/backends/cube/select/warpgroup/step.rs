@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use super::super::super::{
     fragment::C2,
     hopper::{
-        barrier::{FENCE_PRODUCTS, wait_text},
+        barrier::wait_text,
         operand::value,
         wgmma::{COMMIT, FENCE, HEAD, shared_by_shared, wait_for_all_but},
     },
@@ -46,7 +46,7 @@ pub(super) fn start(
 
 fn start_text(second: bool, dim: usize, element: &str) -> String {
     let products = shared_by_shared(&names(second), dim, element, "$0", "$1");
-    format!("{}{FENCE_PRODUCTS}{HEAD}{FENCE}{products}{COMMIT}}} //", wait_text("$2", "$3", "KEYS"))
+    format!("{}{HEAD}{FENCE}{products}{COMMIT}}} //", wait_text("$2", "$3", "KEYS"))
 }
 
 /// Waits for all products. What runs on over a wait is never read after it: ptxas would have every product wait for itself.
