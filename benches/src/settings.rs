@@ -126,6 +126,7 @@ mod tests {
             ("MCSPARSE_DENSITY", "1.5"),
             ("MCSPARSE_DENSITY", "NaN"),
             ("MCSPARSE_DTYPE", "f64"),
+            ("MCSPARSE_LAYOUT", "rows"),
             ("MCSPARSE_BURN", "2"),
         ] {
             let message = read(&[(name, value)]).unwrap_err();

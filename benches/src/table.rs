@@ -108,8 +108,9 @@ pub fn title(settings: &Settings, device: &str, seed: u64) -> String {
         DType::BF16 => "bf16",
         _ => "f32",
     };
+    let layout = if settings.heads_first { "contiguous heads" } else { "heads of one token together" };
     format!(
-        "{device}: {} tokens, {} heads x {}, {dtype}, density {} ({} keys for groups of {}), seed {seed}",
+        "{device}: {} tokens, {} heads x {}, {dtype}, {layout}, density {} ({} keys for groups of {}), seed {seed}",
         settings.tokens,
         settings.heads,
         settings.head_dim,
