@@ -2,7 +2,12 @@
 //! reproduces the dense output.
 
 use burn::tensor::{DType, Tensor};
-use mcsparse::{Error, McSparseConfig, MetaCache, Schedule, SinkTokens, StepKind, reference::dense_attention};
+use mcsparse::{
+    Error, McSparseConfig, MetaCache, Schedule, SinkTokens, StepKind,
+    check::Problem,
+    ops::{self, Kernels, Stage},
+    reference::dense_attention,
+};
 use mcsparse_tests::{
     Shape,
     case::reference_tolerance,
@@ -152,4 +157,37 @@ fn warming_up_changes_nothing() {
     assert!(dense.init(1).unwrap().warm_up(q.clone(), k, v.clone()).is_ok());
     let refused = config(&shape, 0.3).init(1).unwrap().warm_up(q, v.clone().slice_dim(1, 0..1), v);
     assert!(refused.is_err(), "key and value differ");
+}
+
+/// Parts of the keys on several devices: their attention, put together, is that over all keys.
+#[test]
+fn parts_of_the_keys_merge() {
+    let device = device();
+    let shape = Shape { batch: 2, kv_heads: 2, shared: 2, tokens: 70, head_dim: 24, group_size: 16, seed: 8 };
+    let [q, k, v] = shape.qkv(&device);
+    let scale = 1.5;
+    let whole = Naive::new(&q, &k, &v, scale).dense();
+    let part = |from: usize, to: usize| {
+        let (k, v) = (k.clone().slice_dim(2, from..to), v.clone().slice_dim(2, from..to));
+        let route = ops::route(Stage::Dense, &Problem::of(&q, &k, &v).unwrap(), Kernels::Auto);
+        ops::dense_attention(&route, q.clone(), k, v, scale, 1 << 24)
+    };
+    for cuts in [vec![0, 70], vec![0, 35, 70], vec![0, 1, 3, 69, 70]] {
+        let parts: Vec<_> = cuts.windows(2).map(|cut| part(cut[0], cut[1])).collect();
+        let (output, lse) = ops::merge_parts(&parts);
+        let (o, l) = (relative_error_of(&values(&output), &whole.0), relative_error_of(&values(&lse), &whole.1));
+        assert!(o < reference_tolerance() && l < reference_tolerance(), "{cuts:?}: {o:e}, {l:e}");
+    }
+    // One part far above the others takes everything, without overflow.
+    let (output, lse) = part(0, 35);
+    let far = (output.clone() * 0.0 + 7.0, lse.clone() + 1.0e4);
+    let (merged, _) = ops::merge_parts(&[(output, lse), far]);
+    assert!(values(&merged).iter().all(|x| (x - 7.0).abs() < 1e-6));
+}
+
+#[test]
+#[should_panic(expected = "parts: expected outputs [1, 1, 2, 3]")]
+fn parts_of_different_shapes_do_not_merge() {
+    let zeros = |n| (Tensor::zeros([1, 1, n, 3], &device()), Tensor::zeros([1, 1, n], &device()));
+    ops::merge_parts(&[zeros(2), zeros(4)]);
 }
