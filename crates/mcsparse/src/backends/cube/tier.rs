@@ -28,8 +28,8 @@ impl Tier {
     /// All, fastest first.
     const ALL: [Tier; 4] = [Tier::Warpgroup, Tier::Matrix, Tier::Planes, Tier::Shared];
 
-    /// The fastest that `MCSPARSE_TIER` (`warpgroup`, `matrix`, `planes` or `shared`) allows, for tests and measurements of the slower
-    /// ones; the very fastest if it is unset.
+    /// The fastest that `MCSPARSE_TIER` (`warpgroup`, `matrix`, `planes` or `shared`) allows, for tests and measurements of
+    /// the slower ones; the very fastest if it is unset.
     fn limit() -> Tier {
         static LIMIT: OnceLock<Tier> = OnceLock::new();
         *LIMIT.get_or_init(|| match std::env::var("MCSPARSE_TIER") {

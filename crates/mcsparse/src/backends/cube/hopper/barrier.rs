@@ -65,7 +65,7 @@ pub(in super::super) fn arrive_after_copies(address: u32) {
 /// What units have written to shared memory becomes visible to products, which read it by another way (the async proxy).
 ///
 /// Loops do without it where asynchronous copies write and [`arrive_after_copies`] reports, as FlashAttention-3's paged keys
-/// do. The PTX ISA would have it there too; it took 5 % of the sparse kernel's rate, and no result ever differed.
+/// do. The PTX ISA would have it there too; docs/performance.md says what it costs and what was checked without it.
 #[cube]
 pub(in super::super) fn fence_products() {
     gpu_asm!("fence.proxy.async.shared::cta;");

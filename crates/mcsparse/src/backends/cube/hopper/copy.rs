@@ -25,9 +25,8 @@ pub(in super::super) const fn tile_bytes(dim: usize) -> usize {
 }
 
 /// Starts bringing the 32 rows of this plane, the `plane`-th of four: row `lane` is token `token` of that unit, of the head at
-/// address `head` whose tokens lie `token_bytes` apart. Each row is read by as many units as it has chunks, which is what
-/// makes scattered rows as fast as a tile of neighbours: 7.8 TB/s from the L2 cache of an H200, where a bulk copy a row
-/// reaches 4.1 and a tensor copy a row 2.4.
+/// address `head` whose tokens lie `token_bytes` apart. Each row is read by as many units as it has chunks; bulk
+/// and tensor copies of single rows are slower.
 ///
 /// Ends with an arrival of every unit at `barrier`. Rows that do not start at 16 bytes are not `whole` and are read by
 /// elements, `column_bytes` apart.

@@ -19,6 +19,11 @@ use super::matrix_units;
 /// Units of a warpgroup: four planes that issue a product together.
 pub(super) const WARPGROUP: usize = 128;
 
+/// A 16-bit type as PTX spells it.
+pub(super) fn element(dtype: DType) -> &'static str {
+    if dtype == DType::F16 { "f16" } else { "bf16" }
+}
+
 /// Whether the device and its compiler have all of the above for `dtype` and `head_dim`, or what is missing.
 pub(super) fn supports(properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<(), String> {
     if !matches!(dtype, DType::F16 | DType::BF16) {

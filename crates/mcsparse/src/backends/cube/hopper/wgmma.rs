@@ -3,9 +3,8 @@
 //! Sum `4j + 2h + e` of unit `4g + c` of plane `w` belongs to row `16w + 8h + g` and column `8j + 2c + e`. Rounded to 16 bits,
 //! sums of one product are in the registers where another takes its left operand from.
 //!
-//! Whatever runs beside products stands in one block of assembly with them: between blocks the compiler moves accumulators
-//! where it likes, and serialises products whose registers it touches while they run (ptxas C7510 to C7514). An operand
-//! cannot be input and output at once, so sums are moved into place at the head of a block, moves that ptxas leaves out.
+//! Kernels declare registers with names of their own for sums and left operands. As operands of assembly, the compiler would
+//! move them between blocks, and ptxas serialises products whose registers are touched while they run (C7510 to C7514).
 
 use cubecl::prelude::*;
 
@@ -45,7 +44,8 @@ fn operand(register: &str, lower: &str, offset: usize) -> String {
     format!("add.u32 l, {lower}, {offset}; mov.b64 {register}, {{l, {UPPER}}};\n")
 }
 
-/// Both operands in shared memory, rows of `dim` columns each: `dim / 16` products into `sums`, a register for every two columns.
+/// Both operands in shared memory, rows of `dim` columns each: `dim / 16` products into `sums`, a register for every two
+/// columns.
 pub(in super::super) fn shared_by_shared(sums: &[String], dim: usize, element: &str, a: &str, b: &str) -> String {
     let (columns, sums) = (2 * sums.len(), sums.join(", "));
     (0..dim / 16)
@@ -62,16 +62,15 @@ pub(in super::super) fn shared_by_shared(sums: &[String], dim: usize, element: &
 }
 
 /// Left operand in the registers `left`, four a product, right one in shared memory with the inner dimension along its rows,
-/// from row `row` on: 16 rows a product, added to the first `columns / 2` of `sums`.
+/// from row `row` on: 16 rows a product, added to `sums`.
 pub(in super::super) fn registers_by_shared(
     sums: &[String],
-    columns: usize,
     element: &str,
     left: &[String],
     b: &str,
     row: usize,
 ) -> String {
-    let sums = sums[..columns / 2].join(", ");
+    let (columns, sums) = (2 * sums.len(), sums.join(", "));
     let product = |(k, left): (usize, &[String])| {
         // Rows of 128 bytes.
         let (left, b) = (left.join(", "), operand("b", b, (row + 16 * k) * 128 / 16));

@@ -39,7 +39,7 @@ pub(in super::super) fn tile(
     scale: f32,
 ) -> Result<Tile, String> {
     hopper::supports(properties, dtype, head_dim)?;
-    let element = if dtype == DType::F16 { "f16" } else { "bf16" };
+    let element = hopper::element(dtype);
     let stages = if head_dim == 64 { 4 } else { 2 };
     let negative = scale < 0.0;
     let (gathered, whole, finish, addend) = (false, true, Finish::Output, Addend::None);

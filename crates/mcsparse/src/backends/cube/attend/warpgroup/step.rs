@@ -182,7 +182,7 @@ pub(super) fn step(
 fn step_text(dim: usize, element: &str, first: usize, next: bool) -> String {
     let products = |keys: Range<usize>| {
         let left = &names("p", 32)[keys.start / 4..keys.end / 4];
-        registers_by_shared(&names("o", dim / 2), dim, element, left, "$6", keys.start) + COMMIT
+        registers_by_shared(&names("o", dim / 2), element, left, "$6", keys.start) + COMMIT
     };
     let mut text = format!("{HEAD}.reg .f32 x, y, z<2>;\n");
     text += &weights(0..first, element);

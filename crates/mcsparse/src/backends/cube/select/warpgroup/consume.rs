@@ -16,7 +16,7 @@ use super::{
         sizes::Sizes,
     },
     step::{finish, start, sums},
-    tile::{Buffers, KEYS, QUERIES, Tile, Work},
+    tile::{Buffers, KEYS, QUERIES, STAGES, Tile, Work},
 };
 
 #[cube]
@@ -68,19 +68,20 @@ pub(super) fn consume(
                 add(sums(exponent, norms, false), key, mass, mass_row, c, some, more, sizes);
                 finish();
                 arrive_if_zero(buffers.empty_keys + turn.stage * 8, lane);
-                turn.advance(tile.stages);
+                turn.advance(STAGES);
                 let full = buffers.full_keys + turn.stage * 8;
                 start(further(keys, turn.stage * bytes), queries, full, turn.parity, false, dim, element);
                 add(sums(exponent, norms, true), key + 64, mass, mass_row, c, some, more, sizes);
                 finish();
             }
+            // The last step by itself: a wait in a branch would have all products wait for each other.
             let key = last * comptime!(KEYS as u32) + row;
             let full = buffers.full_keys + turn.stage * 8;
             start(further(keys, turn.stage * bytes + half), queries, full, turn.parity, true, dim, element);
             add(sums(exponent, norms, false), key, mass, mass_row, c, some, more, sizes);
             finish();
             arrive_if_zero(buffers.empty_keys + turn.stage * 8, lane);
-            turn.advance(tile.stages);
+            turn.advance(STAGES);
             add(sums(exponent, norms, true), key + 64, mass, mass_row, c, some, more, sizes);
             // One unit speaks for all, which have read their norms too.
             sync_plane();

@@ -47,7 +47,7 @@ pub(super) fn column_sums<E: Float>(
     let buffers = Buffers::new(shared_address::<u32>(memory.as_ptr()), tile);
     declare();
     if UNIT_POS == 0 {
-        buffers.set_up(tile);
+        buffers.set_up();
     }
     sync_cube();
     // The same in all units of a plane, which the compiler cannot tell from a unit's number.

@@ -39,8 +39,8 @@ const PIECES: usize = 16;
 /// The tile for a problem on a device with warpgroup products, or what it lacks.
 pub(in super::super) fn tile(properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<Tile, String> {
     hopper::supports(properties, dtype, head_dim)?;
-    let element = if dtype == DType::F16 { "f16" } else { "bf16" };
-    let tile = Tile { head_dim, stages: 4, element, whole: true };
+    let element = hopper::element(dtype);
+    let tile = Tile { head_dim, element, whole: true };
     fits(&properties.hardware, UNITS as u32, tile.shared_bytes())?;
     Ok(tile)
 }

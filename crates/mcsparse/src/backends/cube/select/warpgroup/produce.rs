@@ -13,7 +13,7 @@ use super::{
         sizes::Sizes,
     },
     kernel::Layouts,
-    tile::{Buffers, CONSUMERS, KEYS, QUERIES, Tile, Work},
+    tile::{Buffers, CONSUMERS, KEYS, QUERIES, STAGES, Tile, Work},
 };
 
 #[cube]
@@ -67,7 +67,7 @@ pub(super) fn produce<E: Float>(
                 wait(buffers.empty_keys + turn.stage * 8, turn.parity);
                 let (to, full) = (buffers.keys + turn.stage * bytes, buffers.full_keys + turn.stage * 8);
                 gather(of_key, layouts.key.token, layouts.key.column, token, to, full, plane, lane, dim, whole);
-                turn.advance(tile.stages);
+                turn.advance(STAGES);
             }
         }
         index += CUBE_COUNT_X;

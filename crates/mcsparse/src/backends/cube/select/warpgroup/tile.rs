@@ -20,12 +20,13 @@ pub(super) const QUERIES: usize = ROWS;
 /// Keys of a step.
 pub(super) const KEYS: usize = ROWS;
 
+/// Buffers for a step's keys.
+pub(super) const STAGES: usize = 4;
+
 /// A part of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(in super::super::super) struct Tile {
     pub head_dim: usize,
-    /// Buffers for a step's keys.
-    pub stages: usize,
     /// `bf16` or `f16`, as PTX spells them.
     pub element: &'static str,
     /// Whether every row starts at 16 bytes.
@@ -35,7 +36,7 @@ pub(in super::super::super) struct Tile {
 impl Tile {
     /// Queries of each warpgroup, keys, barriers, norms of the queries.
     pub const fn shared_bytes(&self) -> usize {
-        (CONSUMERS + self.stages) * tile_bytes(self.head_dim) + 8 * (2 * self.stages + 2) + 4 * CONSUMERS * QUERIES
+        (CONSUMERS + STAGES) * tile_bytes(self.head_dim) + 8 * (2 * STAGES + 2) + 4 * CONSUMERS * QUERIES
     }
 }
 
@@ -57,7 +58,7 @@ pub(super) struct Buffers {
 impl Buffers {
     pub fn new(start: u32, #[comptime] tile: Tile) -> Buffers {
         let bytes = comptime!(tile_bytes(tile.head_dim) as u32);
-        let stages = comptime!(tile.stages as u32);
+        let stages = comptime!(STAGES as u32);
         let barriers = start + comptime!((CONSUMERS as u32 + stages) * bytes);
         Buffers {
             queries: start,
@@ -71,11 +72,11 @@ impl Buffers {
     }
 
     /// Sets up all barriers; by one unit.
-    pub fn set_up(&self, #[comptime] tile: Tile) {
+    pub fn set_up(&self) {
         // Every unit that copies arrives at a full buffer, one of each plane that computes at an empty one.
         let (copying, computing) = comptime!((WARPGROUP as u32, 4 * CONSUMERS as u32));
         #[unroll]
-        for s in 0..comptime!(tile.stages as u32) {
+        for s in 0..comptime!(STAGES as u32) {
             set_up(self.full_keys + comptime!(8 * s), copying);
             set_up(self.empty_keys + comptime!(8 * s), computing);
         }
