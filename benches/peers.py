@@ -69,7 +69,7 @@ def our_rows():
 
 
 print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}: {TOKENS} tokens, {HEADS} heads x {DIM}, density {DENSITY}")
-theirs, ours = list(torch_rows()), None
+theirs = list(torch_rows())
 torch.cuda.empty_cache()
 ours = list(our_rows())
 dense = theirs[0][1]

@@ -15,7 +15,7 @@ use burn::tensor::{DType, Tensor};
 ///
 /// If there is no part, or the parts' shapes differ.
 pub fn merge_parts(parts: &[(Tensor<4>, Tensor<3>)]) -> (Tensor<4>, Tensor<3>) {
-    let [(first, first_lse), rest @ ..] = parts else { panic!("parts: expected at least one, got none") };
+    let (first, _) = parts.first().expect("parts: expected at least one, got none");
     let shape = first.dims();
     for (output, lse) in parts {
         let [batch, heads, queries, _] = shape;
@@ -26,13 +26,14 @@ pub fn merge_parts(parts: &[(Tensor<4>, Tensor<3>)]) -> (Tensor<4>, Tensor<3>) {
             lse.dims()
         );
     }
-    let largest = rest.iter().fold(first_lse.clone(), |largest, (_, lse)| largest.max_pair(lse.clone()));
-    let weights: Vec<Tensor<3>> = parts.iter().map(|(_, lse)| (lse.clone() - largest.clone()).exp()).collect();
-    let total = weights.iter().skip(1).fold(weights[0].clone(), |total, weight| total + weight.clone());
-    let share = |weight: Tensor<3>| (weight / total.clone()).unsqueeze_dim::<4>(3);
-    let mut merged = first.clone().cast(DType::F32) * share(weights[0].clone());
-    for ((output, _), weight) in rest.iter().zip(weights.into_iter().skip(1)) {
-        merged = merged + output.clone().cast(DType::F32) * share(weight);
-    }
+    let sums = || parts.iter().map(|(_, lse)| lse.clone());
+    let largest = sums().reduce(Tensor::max_pair).expect("there is a part");
+    let weights: Vec<Tensor<3>> = sums().map(|lse| (lse - largest.clone()).exp()).collect();
+    let total = weights.iter().cloned().reduce(|a, b| a + b).expect("there is a part");
+    let weighted = parts
+        .iter()
+        .zip(weights)
+        .map(|((output, _), weight)| output.clone().cast(DType::F32) * (weight / total.clone()).unsqueeze_dim::<4>(3));
+    let merged = weighted.reduce(|a, b| a + b).expect("there is a part");
     (merged.cast(first.dtype()), largest + total.log())
 }
