@@ -1,4 +1,4 @@
-//! Sizes at which the kernels with warpgroup products change their way: steps of 128 keys, tiles of 128 queries, two groups
+//! Sizes at which the kernels with warpgroup products change their way: steps of 128 keys, tiles of 128 queries, three groups
 //! a cube, more pieces of work than cubes. The device's own kernels against the oracle; every backend runs them.
 
 use burn::tensor::{DType, Tensor, TensorData};

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::operand::value;
+use super::{WARPGROUP, operand::value};
 
 /// Sets up a barrier of `count` arrivals a phase. By one unit, then [`publish`], then a barrier of the whole cube.
 #[cube]
@@ -53,6 +53,23 @@ pub(in super::super) fn wait_text(address: &str, parity: &str, label: &str) -> S
         "{{ .reg .pred done; {label}: mbarrier.try_wait.parity.shared::cta.b64 done, [{address}], {parity};\n\
          @done bra {label}_DONE; bra {label}; {label}_DONE: }}\n"
     )
+}
+
+/// Waits for the turn of this warpgroup at the hardware barrier of this number (0 is the cube's own), as a part of a block of
+/// assembly: until another has called [`pass_text`] with it.
+pub(in super::super) fn turn_text(number: &str) -> String {
+    format!("bar.sync {number}, {};\n", 2 * WARPGROUP)
+}
+
+/// Gives the turn to the warpgroup that waits at this number, or will.
+pub(in super::super) fn pass_text(number: &str) -> String {
+    format!("bar.arrive {number}, {};\n", 2 * WARPGROUP)
+}
+
+/// [`pass_text`] alone.
+#[cube]
+pub(in super::super) fn pass(number: u32) {
+    gpu_asm!("{t} {n}", t = const pass_text("$0") + "//", n = in(_) value::<u32>(number));
 }
 
 /// One arrival when all copies that this unit has started are there. It does not count as pending before (`noinc`): the

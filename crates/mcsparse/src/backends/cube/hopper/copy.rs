@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::{
     super::fragment::{CHUNK, PLANE},
-    barrier::{arrive, arrive_after_copies, fence_products},
+    barrier::{arrive, arrive_after_copies, fence_products, sync_plane},
     operand::{from_lane, value},
 };
 
@@ -64,6 +64,8 @@ pub(in super::super) fn gather(
             let row = from_lane(token, first + r);
             let to = to + first * 128 + ((swizzled ^ (first % 8)) << 4);
             copy_elements(to, from + u64::cast_from(row) * u64::cast_from(token_bytes), u64::cast_from(column_bytes));
+            // Reads of several rows at once would take more registers than there are.
+            sync_plane();
         }
     }
     if comptime!(whole) {

@@ -6,6 +6,8 @@
 //! Kernels declare registers with names of their own for sums and left operands. As operands of assembly, the compiler would
 //! move them between blocks, and ptxas serialises products whose registers are touched while they run (C7510 to C7514).
 
+use core::ops::Range;
+
 use cubecl::prelude::*;
 
 use super::copy::{HALF, HALF_BYTES};
@@ -44,11 +46,17 @@ fn operand(register: &str, lower: &str, offset: usize) -> String {
     format!("add.u32 l, {lower}, {offset}; mov.b64 {register}, {{l, {UPPER}}};\n")
 }
 
-/// Both operands in shared memory, rows of `dim` columns each: `dim / 16` products into `sums`, a register for every two
-/// columns.
-pub(in super::super) fn shared_by_shared(sums: &[String], dim: usize, element: &str, a: &str, b: &str) -> String {
+/// Both operands in shared memory: products over columns `16 k` to `16 k + 15` of their rows for each `k` of `steps`, into
+/// `sums`, a register for every two columns. Step 0 begins the sums.
+pub(in super::super) fn shared_by_shared(
+    sums: &[String],
+    steps: Range<usize>,
+    element: &str,
+    a: &str,
+    b: &str,
+) -> String {
     let (columns, sums) = (2 * sums.len(), sums.join(", "));
-    (0..dim / 16)
+    steps
         .map(|k| {
             // 16 columns are 32 bytes; the swizzle works on addresses, so adding them walks along the row.
             let offset = k / (HALF / 16) * (HALF_BYTES >> 4) + k % (HALF / 16) * 2;

@@ -52,7 +52,7 @@ pub(super) fn first_scores(query: u32, keys: u32, #[comptime] dim: usize, #[comp
 }
 
 fn first_text(dim: usize, element: &str) -> String {
-    let products = shared_by_shared(&names("s", 64), dim, element, "$0", "$1");
+    let products = shared_by_shared(&names("s", 64), 0..dim / 16, element, "$0", "$1");
     format!("{HEAD}{FENCE}{products}{COMMIT}{}}} //", wait_for_all_but(0))
 }
 
@@ -194,7 +194,7 @@ fn step_text(dim: usize, element: &str, first: usize, next: bool) -> String {
         text += &wait_text("$4", "$5", "KEYS");
         // The first weights leave their registers to the next scores.
         text += &wait_for_all_but(0);
-        text += &format!("{FENCE}{}{COMMIT}", shared_by_shared(&names("s", 64), dim, element, "$2", "$3"));
+        text += &format!("{FENCE}{}{COMMIT}", shared_by_shared(&names("s", 64), 0..dim / 16, element, "$2", "$3"));
         // One fence for both: a second one would have the scores wait for these products too.
         text + &last + &wait_for_all_but(1) + "} //"
     } else {

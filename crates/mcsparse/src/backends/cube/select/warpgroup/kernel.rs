@@ -1,7 +1,7 @@
 //! Attention mass of every key for every group: the tier with warpgroup products (`wgmma`).
 //!
-//! Scores are computed transposed, keys by queries, so that the sum over a group's queries runs along a row. Two groups of a
-//! head share the keys that one cube brings. All sums are f32 and in a fixed order.
+//! Scores are computed transposed, keys by queries, so that the sum over a group's queries runs along a row. Three groups of
+//! a head share the keys that one cube brings. All sums are f32 and in a fixed order.
 
 use cubecl::prelude::*;
 

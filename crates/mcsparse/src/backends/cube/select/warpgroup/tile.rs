@@ -12,7 +12,7 @@ use super::super::{
 };
 
 /// Warpgroups that compute, a group of queries each; they share the keys.
-pub(super) const CONSUMERS: usize = 2;
+pub(super) const CONSUMERS: usize = 3;
 /// Units of a cube: four planes bring queries and keys.
 pub(super) const UNITS: usize = (CONSUMERS + 1) * WARPGROUP;
 /// Queries of a group at a time.

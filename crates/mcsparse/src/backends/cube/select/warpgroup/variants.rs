@@ -53,9 +53,9 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
                 dtype_to_storage_type(dtype),
             );
             let name = format!("select_{}_{dim}{}", tile.element, if whole { "" } else { "_strided" });
-            // First scores; a step's second half and the next one's first; the last half.
+            // Two halves of a step's keys.
             let kernel = Box::new(kernel);
-            all.push(Variant { name, kernel, products: 4 * (dim / 16) });
+            all.push(Variant { name, kernel, products: 2 * (dim / 16) });
         }
     }
     all
