@@ -13,6 +13,7 @@ mod fusion;
 mod grouping;
 mod half;
 mod hostile;
+mod large;
 mod memory;
 mod method;
 mod misuse;

@@ -1,17 +1,20 @@
 //! Exact selection inside one cube: the k-th largest of some values, and the places of a stable partition around it.
 //!
-//! Radix select in four passes over eight bits each. Counts are integers, so that the order in which units add theirs does
+//! Radix select in three passes over eleven, eleven and ten bits. Counts are integers, so that the order in which units add theirs does
 //! not matter: the same bits every run. NaN is handled by its bits, whatever a shader compiler assumes of floats.
 
 use cubecl::prelude::*;
 
-/// Values of the digit that one pass looks at.
-const BINS: usize = 256;
-/// Histograms that neighbouring units share out, since many values have the same leading digit.
-const COPIES: usize = 8;
+/// The lowest bit of each pass's digit: few passes, since each reads all values once.
+const SHIFTS: [u32; 3] = [21, 10, 0];
+/// Values of a digit. The first one has a sign, an exponent and two bits of the fraction, so that values of the same size
+/// still count in several bins.
+const BINS: usize = 1 << 11;
+/// Stretches of bins that are summed up first.
+const BIN_RUNS: usize = 64;
 /// Values that a unit loads at a time: as many loads are on their way together.
 const BATCH: usize = 8;
-/// Stretches of units or bins that are summed up first wherever something is summed over all of them.
+/// Stretches of units that are summed up first.
 const RUNS: usize = 16;
 /// Values of a tile of the walk that [`before`] counts for.
 const TILE: usize = 4096;
@@ -33,14 +36,14 @@ const fn staged_keys(units: u32, staged: bool) -> usize {
 
 /// Bytes of [`Scratch`] for a cube of `units` units; `staged` if the values are in global memory.
 pub(super) const fn scratch_bytes(units: u32, staged: bool) -> usize {
-    4 * (BINS * COPIES + BINS + RUNS + units as usize + RUNS + 1 + staged_keys(units, staged))
+    4 * (BINS + BIN_RUNS + units as usize + RUNS + 1 + staged_keys(units, staged))
 }
 
 /// Shared memory of a selection.
 #[derive(CubeType)]
 pub(super) struct Scratch {
     histogram: Shared<[Atomic<u32>]>,
-    bins: Shared<[u32]>,
+    bin_runs: Shared<[u32]>,
     counts: Shared<[u32]>,
     keys: Shared<[u32]>,
 }
@@ -50,8 +53,8 @@ impl Scratch {
     /// For a cube of `units` units.
     pub fn new(#[comptime] units: u32, #[comptime] staged: bool) -> Scratch {
         Scratch {
-            histogram: Shared::<[Atomic<u32>]>::new_slice(comptime!(BINS * COPIES)),
-            bins: Shared::<[u32]>::new_slice(comptime!(BINS + RUNS)),
+            histogram: Shared::<[Atomic<u32>]>::new_slice(BINS),
+            bin_runs: Shared::<[u32]>::new_slice(BIN_RUNS),
             counts: Shared::<[u32]>::new_slice(comptime!(units as usize + RUNS + 1)),
             keys: Shared::<[u32]>::new_slice(comptime!(staged_keys(units, staged))),
         }
@@ -98,10 +101,12 @@ pub(super) fn kth_largest(
     let mut found = 0u32;
     let mut missing = k;
     #[unroll]
-    for pass in 0..4u32 {
-        let shift = comptime!(24 - 8 * pass);
+    for pass in 0..comptime!(SHIFTS.len()) {
+        let shift = comptime!(SHIFTS[pass]);
+        // The lowest bit that the passes before have looked at.
+        let known = comptime!(if pass == 0 { 32 } else { SHIFTS[pass - 1] });
         let mut i = unit;
-        while i < comptime!((BINS * COPIES) as u32) {
+        while i < comptime!(BINS as u32) {
             scratch.histogram[i as usize].store(0u32);
             i += units;
         }
@@ -119,44 +124,37 @@ pub(super) fn kth_largest(
                 let key = batch[b];
                 let mut shares = i + units * comptime!(b as u32) < n;
                 if comptime!(pass > 0) {
-                    shares = shares && (key ^ found) >> comptime!((shift + 8) % 32) == 0u32;
+                    shares = shares && (key ^ found) >> known == 0u32;
                 }
                 if shares {
-                    let bin = ((key >> shift) & 255u32) * comptime!(COPIES as u32) + unit % comptime!(COPIES as u32);
+                    let bin = (key >> shift) & comptime!((1u32 << (known - shift)) - 1);
                     scratch.histogram[bin as usize].fetch_add(1u32);
                 }
             }
             i += units * comptime!(BATCH as u32);
         }
         sync_cube();
-        let mut bin = unit;
-        while bin < comptime!(BINS as u32) {
+        let mut run = unit;
+        while run < comptime!(BIN_RUNS as u32) {
             let mut total = 0u32;
-            #[unroll]
-            for copy in 0..COPIES {
-                total += scratch.histogram[bin as usize * COPIES + copy].load();
+            for b in 0..comptime!((BINS / BIN_RUNS) as u32) {
+                // Units start at different bins, in different banks.
+                let bin = run * comptime!((BINS / BIN_RUNS) as u32) + (b + run) % comptime!((BINS / BIN_RUNS) as u32);
+                total += scratch.histogram[bin as usize].load();
             }
-            scratch.bins[bin as usize] = total;
-            bin += units;
-        }
-        sync_cube();
-        if unit < comptime!(RUNS as u32) {
-            let mut total = 0u32;
-            for b in 0..comptime!(BINS / RUNS) {
-                total += scratch.bins[unit as usize * comptime!(BINS / RUNS) + b];
-            }
-            scratch.bins[BINS + unit as usize] = total;
+            scratch.bin_runs[run as usize] = total;
+            run += units;
         }
         sync_cube();
         // Largest digit first: the run of bins that the k-th falls in, then the bin.
         let mut above = 0u32;
         let mut run = 0u32;
         let mut done = false;
-        for r in 0..comptime!(RUNS as u32) {
-            let count = scratch.bins[(comptime!((BINS + RUNS - 1) as u32) - r) as usize];
+        for r in 0..comptime!(BIN_RUNS as u32) {
+            let count = scratch.bin_runs[(comptime!((BIN_RUNS - 1) as u32) - r) as usize];
             if !done {
                 if above + count >= missing {
-                    run = comptime!(RUNS as u32 - 1) - r;
+                    run = comptime!(BIN_RUNS as u32 - 1) - r;
                     done = true;
                 } else {
                     above += count;
@@ -165,9 +163,9 @@ pub(super) fn kth_largest(
         }
         let mut digit = 0u32;
         done = false;
-        for b in 0..comptime!((BINS / RUNS) as u32) {
-            let candidate = run * comptime!((BINS / RUNS) as u32) + comptime!((BINS / RUNS) as u32 - 1) - b;
-            let count = scratch.bins[candidate as usize];
+        for b in 0..comptime!((BINS / BIN_RUNS) as u32) {
+            let candidate = run * comptime!((BINS / BIN_RUNS) as u32) + comptime!((BINS / BIN_RUNS) as u32 - 1) - b;
+            let count = scratch.histogram[candidate as usize].load();
             if !done {
                 if above + count >= missing {
                     digit = candidate;
@@ -179,6 +177,8 @@ pub(super) fn kth_largest(
         }
         missing -= above;
         found |= digit << shift;
+        // The next pass empties the bins.
+        sync_cube();
     }
     Threshold { key: found, ties: missing }
 }
