@@ -37,7 +37,7 @@ pub fn table(rows: &[Row], ceilings: &Ceilings, settings: &Settings) -> Table {
         let cells = match &row.time {
             Ok(time) => {
                 let (rate, share) = match row.work.load(settings) {
-                    Load::Flops(flops) => (rate(flops / time.median), flops / ceilings.flops),
+                    Load::Flops(flops) => (rate(flops / time.median), flops / ceilings.flops()),
                     Load::Bytes(bytes) => (format!("{:.2} GB/s", bytes / time.median / 1e9), bytes / ceilings.bytes),
                 };
                 let ratio = dense.map_or("-".into(), |dense| format!("{:.2}", dense / time.median));
@@ -57,11 +57,12 @@ pub fn table(rows: &[Row], ceilings: &Ceilings, settings: &Settings) -> Table {
 /// What the times say about the method.
 pub fn summary(rows: &[Row], ceilings: &Ceilings, settings: &Settings) -> String {
     let mut lines = vec![format!(
-        "ceilings: copy {:.1} GB/s (read and written), {:?} matmul of {} {}",
+        "ceilings: copy {:.1} GB/s (read and written), {:?} matmul of {}: Burn's {}{}",
         ceilings.bytes / 1e9,
         settings.dtype,
         ceilings.side,
-        rate(ceilings.flops)
+        rate(ceilings.matmul),
+        ceilings.linear.map(|flops| format!(", ours {}", rate(flops))).unwrap_or_default()
     )];
     let of = |work| time_of(rows, work);
     if let (Some(dense), Some(sparse)) = (of(Work::Dense), of(Work::Sparse)) {

@@ -14,6 +14,7 @@ mod grouping;
 mod half;
 mod hostile;
 mod large;
+mod linear;
 mod memory;
 mod method;
 mod misuse;

@@ -10,6 +10,7 @@ pub use cube::cuda_source;
 
 #[cfg(any(feature = "flex", feature = "cube"))]
 use burn::backend::DispatchDevice;
+use burn::tensor::{DType, Device};
 
 use crate::{
     check::Problem,
@@ -27,6 +28,16 @@ pub(crate) fn supports(stage: Stage, problem: &Problem) -> Result<Route, String>
         #[allow(unreachable_patterns)]
         _ => Err(format!("no kernel for {:?}", problem.device)),
     }
+}
+
+/// How the backend runs a linear layer of `inputs` by `outputs` weights in `dtype`, or why it has no kernel for it.
+#[cfg_attr(not(feature = "cube"), allow(unused_variables))]
+pub(crate) fn supports_linear(device: &Device, dtype: DType, inputs: usize, outputs: usize) -> Result<Route, String> {
+    #[cfg(feature = "cube")]
+    if let DispatchDevice::Cube(cube) = device.as_dispatch() {
+        return cube::supports_linear(cube, dtype, inputs, outputs);
+    }
+    Err(format!("no kernel for {device:?}"))
 }
 
 /// Bytes of temporary memory that the kernel of `route` will take for groups of `group_size` under the limit

@@ -65,6 +65,17 @@ pub trait McSparseOps: Backend {
         no_kernel::<Self, _>("partition")
     }
 
+    /// `input` `[rows, inputs]` times `weight` `[inputs, outputs]`, plus `bias` `[outputs]` if `biased`.
+    #[fusion(meta = |input, weight, _bias, _biased| metadata::linear(input, weight))]
+    fn mc_linear(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        biased: bool,
+    ) -> FloatTensor<Self> {
+        no_kernel::<Self, _>("linear")
+    }
+
     /// Token-gather attention: output in the order of `query`, and log-sum-exp over the kept keys. `other` has the shape of
     /// `query` and is read as `finish` says.
     #[fusion(meta = |query, _key, _value, _order, _indices, _other, _finish, _group_size, _scale| metadata::attention(query))]
@@ -111,6 +122,11 @@ mod metadata {
         let [batch, heads, queries] = order.shape.dims();
         let groups = queries.div_ceil(options.group_size);
         TensorSpec::new(Shape::new([batch, heads, groups, options.keys]), DType::I32)
+    }
+
+    pub fn linear(input: &TensorSpec, weight: &TensorSpec) -> TensorSpec {
+        let ([rows, _], [_, outputs]) = (input.shape.dims(), weight.shape.dims());
+        TensorSpec::new(Shape::new([rows, outputs]), input.dtype)
     }
 
     pub fn partition(values: &TensorSpec, k: usize, with_rest: bool) -> TensorSpec {

@@ -14,7 +14,7 @@ use cubecl_cpp::{
     target::Cuda,
 };
 
-use super::{attend, hopper::layout::LayoutCompilationArg, select};
+use super::{attend, hopper::layout::LayoutCompilationArg, linear, select};
 
 /// A kernel as CubeCL hands it to NVRTC.
 #[derive(Debug, Clone)]
@@ -36,7 +36,11 @@ pub struct CudaSource {
 /// If CubeCL's C++ compiler does not take one.
 pub fn cuda_sources() -> Vec<CudaSource> {
     let properties = Arc::new(h200());
-    let variants = [attend::warpgroup::variants(&properties), select::warpgroup::variants(&properties)];
+    let variants = [
+        attend::warpgroup::variants(&properties),
+        select::warpgroup::variants(&properties),
+        linear::variants(&properties),
+    ];
     variants
         .into_iter()
         .flatten()

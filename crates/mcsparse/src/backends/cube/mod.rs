@@ -6,6 +6,7 @@ pub mod cuda_source;
 mod fragment;
 mod group;
 mod hopper;
+mod linear;
 mod matrix_units;
 mod radix;
 mod select;
@@ -63,6 +64,16 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             Ok(Route::Kernel { name: select::name(tier), declined })
         }
     }
+}
+
+/// The kernel that takes a linear layer, or why none does.
+pub(super) fn supports_linear(
+    device: &CubeDevice,
+    dtype: DType,
+    inputs: usize,
+    outputs: usize,
+) -> Result<Route, String> {
+    linear::supports(device.client().properties(), dtype, inputs, outputs).map(|()| Route::kernel(linear::NAME))
 }
 
 /// Bytes of temporary memory that the kernel of `stage` will take, if it has one.
@@ -132,6 +143,15 @@ impl McSparseOps for CubeBackend {
         options: SelectOptions,
     ) -> IntTensor<Self> {
         select::select_keys(query, key, lse, order, options)
+    }
+
+    fn mc_linear(
+        input: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        biased: bool,
+    ) -> FloatTensor<Self> {
+        linear::linear(input, weight, biased.then_some(bias))
     }
 
     fn mc_dense_attention(

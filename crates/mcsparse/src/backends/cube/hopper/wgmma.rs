@@ -69,6 +69,21 @@ pub(in super::super) fn shared_by_shared(
         .collect()
 }
 
+/// Both operands in shared memory, the left one's inner dimension of `depth` along its rows, the right one's from row to row:
+/// `depth / 16` products added to `sums`.
+pub(in super::super) fn shared_by_columns(sums: &[String], depth: usize, element: &str, a: &str, b: &str) -> String {
+    let (columns, sums) = (2 * sums.len(), sums.join(", "));
+    let product = |k: usize| {
+        let along = k / (HALF / 16) * (HALF_BYTES >> 4) + k % (HALF / 16) * 2;
+        // Rows of 128 bytes.
+        let (a, b) = (operand("a", a, along), operand("b", b, 16 * k * 128 / 16));
+        format!(
+            "{a}{b}wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} {{{sums}}}, a, b, add, 1, 1, 0, 1;\n"
+        )
+    };
+    (0..depth / 16).map(product).collect()
+}
+
 /// Left operand in the registers `left`, four a product, right one in shared memory with the inner dimension along its rows,
 /// from row `row` on: 16 rows a product, added to `sums`.
 pub(in super::super) fn registers_by_shared(
