@@ -1,27 +1,23 @@
 //! Denoises one clip twice from the same noise, with dense attention and with MC-Sparse, and compares the two.
 //!
 //! [`start`] is the whole program. Options are checked together ([`settings`]) before anything is loaded; [`run`] does the
-//! two runs; [`metrics`] compares the clips; [`table`], [`report`] and [`media`] say and show what came out.
+//! two runs; [`metrics`], which come from the lab, compare the clips; [`table`], [`report`] and [`media`] say and show what came out.
 
-pub mod clip;
 pub mod condition;
-pub mod device;
-pub mod error;
-pub mod files;
 pub mod images;
 pub mod media;
 pub mod method;
-pub mod metrics;
 pub mod model;
-pub mod noise;
 pub mod options;
-pub mod presets;
+pub mod overview;
 pub mod report;
 pub mod run;
 pub mod settings;
 pub mod table;
 
 use std::path::PathBuf;
+
+pub use mcsparse_lab::{clip, device, error, files, metrics, noise, presets};
 
 use clip::Clip;
 use condition::Condition;

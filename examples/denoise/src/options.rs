@@ -8,7 +8,8 @@ use mcsparse_dit::pretrained;
 use serde::Serialize;
 
 use crate::device::{DType, DeviceName};
-use crate::presets::{DEFAULT_SIZE, Size, overview};
+use crate::overview::overview;
+use crate::presets::{DEFAULT_SIZE, Size};
 
 /// The method that denoises the dense clip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]

@@ -21,25 +21,11 @@ pub struct Head {
     tiles: Tensor<1, Int>,
 }
 
-/// All tokens of a `grid`, tile after tile; tokens run over frames, then rows, then columns.
-pub fn tiles(grid: [usize; 3], tile: [usize; 3]) -> Vec<i32> {
-    let cells = |size: [usize; 3]| {
-        let [frames, rows, columns] = size;
-        (0..frames * rows * columns).map(move |i| [i / (rows * columns), i / columns % rows, i % columns])
-    };
-    let counts = [0, 1, 2].map(|axis| grid[axis] / tile[axis]);
-    let token = |at: [usize; 3], within: [usize; 3]| {
-        let [frame, row, column] = [0, 1, 2].map(|axis| at[axis] * tile[axis] + within[axis]);
-        ((frame * grid[1] + row) * grid[2] + column) as i32
-    };
-    cells(counts).flat_map(|at| cells(tile).map(move |within| token(at, within))).collect()
-}
-
 /// Indices of 32 bits, as the library has them.
 const INDEX: DType = DType::I32;
 
 impl Head {
-    /// Takes head `head` of query, key and value `[1, heads, tokens, head_dim]`; blocks are the tokens of [`tiles`],
+    /// Takes head `head` of query, key and value `[1, heads, tokens, head_dim]`; blocks are the tokens of `tiles`,
     /// `group_size` by `group_size`.
     ///
     /// # Errors

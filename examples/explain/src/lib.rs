@@ -11,6 +11,7 @@ pub mod report;
 use burn::tensor::{Device, Tensor};
 use mcsparse::Schedule;
 use mcsparse_dit::pretrained::ClipModel;
+use mcsparse_lab::attention::tiles;
 
 use crate::{kept::Head, observe::Tap, options::Options, pictures::Clip, report::Masses};
 
@@ -33,7 +34,7 @@ pub fn explain(model: &ClipModel, condition: Tensor<3>, options: &Options, devic
     let tokens = grid.iter().product();
     options.check(layer_count, head_count, grid)?;
     let tile = [options.tile[0], options.tile[1], options.tile[2]];
-    let (group_size, tiles) = (tile.iter().product(), kept::tiles(grid, tile));
+    let (group_size, tiles) = (tile.iter().product(), tiles(grid, tile));
     let anchor = Schedule::default().plan(steps)?.anchor_before(step).unwrap_or(0);
     std::fs::create_dir_all(&options.out).map_err(|error| format!("{}: {error}", options.out.display()))?;
     let [frames, rows, columns] = grid;

@@ -101,7 +101,7 @@ mod tests {
     use burn::tensor::{Device, Distribution};
 
     use super::*;
-    use crate::kept::tiles;
+    use mcsparse_lab::attention::tiles;
 
     #[test]
     fn sums_are_what_the_selection_keeps() {

@@ -1,10 +1,15 @@
 //! What each size of the shipped model is, and what a run of it does unless told otherwise.
 
+use std::path::Path;
+
 use clap::ValueEnum;
-use serde::Serialize;
+use mcsparse_dit::pretrained::ClipConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
 
 /// A size of the shipped model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Size {
     /// 16 frames of 128 x 128 pixels: 4,096 tokens.
@@ -33,6 +38,8 @@ pub struct Preset {
     pub head_dim: usize,
     /// Transformer blocks.
     pub layers: usize,
+    /// Frames, rows and columns of a box of as many tokens as a group has queries.
+    pub tile: [usize; 3],
     /// What options may change.
     pub defaults: Defaults,
 }
@@ -67,6 +74,7 @@ static SMALL: Preset = Preset {
     heads: 2,
     head_dim: 128,
     layers: 10,
+    tile: [2, 8, 8],
     defaults: Defaults {
         frames: 16,
         steps: 20,
@@ -86,6 +94,7 @@ static NANO: Preset = Preset {
     heads: 4,
     head_dim: 32,
     layers: 4,
+    tile: [2, 4, 4],
     defaults: Defaults {
         frames: 8,
         steps: 20,
@@ -112,30 +121,43 @@ impl Preset {
     pub fn tokens(&self, frames: usize) -> usize {
         frames * (self.side / self.patch).pow(2)
     }
-}
 
-/// The defaults of both sizes as a table for the help.
-pub fn overview() -> String {
-    let mut text = String::from("Defaults by size:\n");
-    let heads = ["", "frames", "steps", "density", "warm-up", "group-size", "guidance", "condition"].map(str::to_owned);
-    let rows = Size::value_variants().iter().map(|size| {
-        let Preset { name, defaults: d, .. } = size.preset();
-        [
-            (*name).to_owned(),
-            d.frames.to_string(),
-            d.steps.to_string(),
-            d.density.to_string(),
-            format!("{:.0} %", d.warm_up * 100.0),
-            d.group_size.to_string(),
-            d.guidance.to_string(),
-            d.condition.to_owned(),
-        ]
-    });
-    for row in std::iter::once(heads).chain(rows) {
-        let line: String = row.iter().map(|cell| format!("{cell:<12}")).collect();
-        text += &format!("  {}\n", line.trim_end());
+    /// Reads the configuration of this size from the folder of weights, and holds it against the table.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] naming what is missing or does not fit.
+    pub fn config(&self, weights: &Path) -> Result<ClipConfig, Error> {
+        let folder = weights.join(self.name);
+        if !folder.is_dir() {
+            return Err(Error::run(
+                format!("weights {}", folder.display()),
+                "no such folder; --weights names its parent",
+            ));
+        }
+        let config = ClipConfig::from_folder(&folder)?;
+        let ClipConfig { network, sampling } = &config;
+        let [patch_frames, patch_height, patch_width] = network.patch_size;
+        let checks = [
+            ("frames", self.frames, sampling.frames),
+            ("height", self.side, sampling.height),
+            ("width", self.side, sampling.width),
+            ("video_channels", 3, sampling.video_channels),
+            ("frames of patch_size", 1, patch_frames),
+            ("height of patch_size", self.patch, patch_height),
+            ("width of patch_size", self.patch, patch_width),
+            ("num_attention_heads", self.heads, network.num_attention_heads),
+            ("attention_head_dim", self.head_dim, network.attention_head_dim),
+            ("num_layers", self.layers, network.num_layers),
+        ];
+        for (name, expected, got) in checks {
+            if expected != got {
+                let name = format!("weights {}: {name}", folder.display());
+                return Err(Error::run(name, format!("expected {expected} for the {} model, got {got}", self.name)));
+            }
+        }
+        Ok(config)
     }
-    text + "\nA warm-up in percent is a share of the steps; --warm-up takes a number of steps."
 }
 
 #[cfg(test)]

@@ -30,8 +30,23 @@ impl Clip {
     /// # Errors
     ///
     /// [`Error::Run`] if a value is not finite, or the device failed.
+    ///
+    /// # Panics
+    ///
+    /// If there is more than one clip.
     pub fn from_latents(latents: Tensor<5>) -> Result<Self, Error> {
-        let [_, _, frames, height, width] = latents.dims();
+        let mut clips = Self::from_batch(latents)?;
+        assert_eq!(clips.len(), 1, "clips");
+        Ok(clips.remove(0))
+    }
+
+    /// The same for every clip of `[batch, 3, frames, height, width]`, read from the device at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`Clip::from_latents`].
+    pub fn from_batch(latents: Tensor<5>) -> Result<Vec<Self>, Error> {
+        let [batch, _, frames, height, width] = latents.dims();
         let data = latents.permute([0, 2, 1, 3, 4]).try_into_data();
         let data = data.map_err(|error| Error::run("reading the clip", format!("{error:?}")))?;
         let mut values: Vec<f32> = data.convert::<f32>().try_to_vec().expect("just converted");
@@ -40,7 +55,8 @@ impl Clip {
             return Err(Error::run("the clip", format!("{broken} of its values are NaN or infinite")));
         }
         values.iter_mut().for_each(|value| *value = ((*value + 1.0) / 2.0).clamp(0.0, 1.0));
-        Ok(Self::new([frames, height, width], values))
+        let clips = values.chunks_exact(values.len() / batch);
+        Ok(clips.map(|values| Self::new([frames, height, width], values.to_vec())).collect())
     }
 
     /// Frames, height, width.
@@ -105,6 +121,20 @@ mod tests {
         assert_eq!(small.size(), [1, 2, 2]);
         assert_eq!(small.plane(0, 0), [2.5, 4.5, 10.5, 12.5]);
         assert_eq!(small.plane(0, 2)[0], 34.5);
+    }
+
+    #[cfg(feature = "flex")]
+    #[test]
+    fn a_batch_is_its_clips() {
+        let device = burn::tensor::Device::flex();
+        let values = (0..2 * 3 * 2 * 4).map(|i| i as f32 / 24.0 - 1.0).collect::<Vec<_>>();
+        let latents = Tensor::<5>::from_data(burn::tensor::TensorData::new(values, [2, 3, 2, 2, 2]), &device);
+        let clips = Clip::from_batch(latents.clone()).unwrap();
+        assert_eq!(clips[1], Clip::from_latents(latents.clone().slice_dim(0, 1..2)).unwrap());
+        // Frame 1, channel 2 of the second clip: elements 44 to 48.
+        assert_eq!(clips[1].plane(1, 2)[0], (44.0 / 24.0 - 1.0 + 1.0) / 2.0);
+        let broken = Clip::from_batch(latents.log()).unwrap_err().to_string();
+        assert!(broken.starts_with("the clip: ") && broken.contains("NaN"), "{broken}");
     }
 
     #[test]

@@ -4,12 +4,12 @@ use std::panic::catch_unwind;
 
 use burn::tensor::{Device, Tensor};
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
 /// The execution backends of Burn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceName {
     /// The CPU, in plain Rust.
@@ -31,7 +31,7 @@ pub enum DeviceName {
 }
 
 /// The float type that the network runs in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
     /// 32 bits.
@@ -66,7 +66,7 @@ impl std::fmt::Display for DeviceName {
 }
 
 /// The word for `value` on the command line.
-pub(crate) fn value_name(value: &impl ValueEnum) -> String {
+pub fn value_name(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
@@ -114,7 +114,7 @@ impl DeviceName {
         Err(Error::option(
             "--device",
             format!("a device that was compiled in ({compiled})"),
-            format!("{self}; build with `cargo run --release -p denoise --features {self}` to have it"),
+            format!("{self}; build with `--features {self}` to have it"),
         ))
     }
 

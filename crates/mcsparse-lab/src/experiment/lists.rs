@@ -1,0 +1,286 @@
+//! The arms of each experiment.
+
+use mcsparse::{Anchors, Schedule as Steps};
+
+use super::{
+    arms::{Arm, Method},
+    study::Settings,
+};
+use crate::attention::{
+    Gain, Recipe, Refresh, Residual, Rest,
+    rivals::{chipmunk, content_keys, lite, mc_sparse, pisa, reused_blocks, sol, svg2, token_keys, vanilla},
+};
+
+/// The floor of every table.
+pub const FLOOR: &str = "dense-tensor-operations";
+
+fn arm(id: impl Into<String>, label: impl Into<String>, method: Method, settings: &Settings) -> Arm {
+    Arm { id: id.into(), label: label.into(), method, steps: settings.steps, schedule: Steps::default() }
+}
+
+fn of(id: &str, label: &str, recipe: Recipe, settings: &Settings) -> Arm {
+    let id = format!("{id}@{}", recipe.density);
+    arm(id, label, Method::Recipe(recipe, None), settings)
+}
+
+/// Dense attention by tensor operations.
+pub fn floor(settings: &Settings) -> Arm {
+    arm(FLOOR, "dense, tensor operations", Method::DenseByTensorOperations, settings)
+}
+
+/// The paper's five rows, one idea more in each, and the residual on weaker selections, at each density.
+pub fn ablation(settings: &Settings) -> Vec<Arm> {
+    let (group, small) = (settings.group_size, settings.small_block);
+    let mut arms = vec![floor(settings)];
+    for &density in &settings.densities {
+        let rows = [
+            ("vanilla", "vanilla block-sparse", vanilla(density, group, group)),
+            ("reused", "reused exact block selection", reused_blocks(density, group, group)),
+            ("token", "token-level keys", token_keys(density, group)),
+            ("content", "groups by content (PDDP)", content_keys(density, group)),
+            ("mc-sparse", "residual: MC-Sparse", mc_sparse(density, group)),
+            ("vanilla-residual", "vanilla + residual", vanilla(density, group, group).plus_residual()),
+            ("reused-residual", "reused exact blocks + residual", reused_blocks(density, group, group).plus_residual()),
+            ("token-residual", "token-level keys + residual", token_keys(density, group).plus_residual()),
+            ("pisa", "PISA", pisa(density, small)),
+            ("pisa-residual", "PISA + residual", pisa(density, small).plus_residual()),
+        ];
+        arms.extend(rows.map(|(id, label, recipe)| of(id, label, recipe, settings)));
+    }
+    arms
+}
+
+/// MC-Sparse, as the library runs it, and its rivals at each density; with `residual` the rivals once more with one.
+pub fn versus(settings: &Settings, residual: bool) -> Vec<Arm> {
+    let (group, small) = (settings.group_size, settings.small_block);
+    let mut arms = vec![floor(settings)];
+    for &density in &settings.densities {
+        let ours = arm(format!("mc-sparse@{density}"), "MC-Sparse", Method::Library(density), settings);
+        let rivals = [
+            (format!("vanilla-{group}"), format!("block-sparse {group}"), vanilla(density, group, group)),
+            (format!("vanilla-{small}"), format!("block-sparse {small}"), vanilla(density, small, small)),
+            ("reused".into(), "reused exact blocks".into(), reused_blocks(density, group, group)),
+            ("pisa".into(), "PISA".into(), pisa(density, small)),
+            ("sol".into(), "Sol-Attn".into(), sol(density, small)),
+            ("svg2".into(), "SVG2".into(), svg2(density, group, small)),
+            ("chipmunk".into(), "Chipmunk, exact sums".into(), chipmunk(density, group, false)),
+            ("chipmunk-stale".into(), "Chipmunk, stale sums".into(), chipmunk(density, group, true)),
+            ("lite".into(), "LiteAttention".into(), lite(density, group, small)),
+        ];
+        arms.push(ours);
+        for (id, label, recipe) in rivals {
+            let has = recipe.residual != Residual::Off;
+            arms.push(of(&id, &label, recipe.clone(), settings));
+            if residual && !has {
+                let (id, label) = (format!("{id}-residual"), format!("{label} + residual"));
+                arms.push(of(&id, &label, recipe.plus_residual(), settings));
+            }
+        }
+    }
+    arms
+}
+
+/// MC-Sparse under schedules: dense steps at the start, anchors after them.
+pub fn schedule(settings: &Settings) -> Vec<Arm> {
+    let (steps, mut arms) = (settings.steps, vec![floor(settings)]);
+    let share = |part: f64| ((steps as f64 * part).round() as usize).max(1);
+    let mut warm_ups = [0.05, 0.1, 0.2, 0.3, 0.4].map(share).to_vec();
+    warm_ups.dedup();
+    for &density in &settings.densities {
+        for &warm_up in warm_ups.iter().filter(|&&warm_up| warm_up < steps) {
+            let first = warm_up - 1;
+            let middle = (first + steps) / 2;
+            let thirds = vec![first, first + (steps - first) / 3, first + 2 * (steps - first) / 3];
+            for (id, label, anchors) in [
+                ("one", "one anchor", vec![first]),
+                ("two", "two anchors", vec![first, middle]),
+                ("three", "three anchors", thirds),
+            ] {
+                let after = anchors.windows(2).all(|pair| pair[1] > pair[0] && pair[1] < steps);
+                if !after || (id != "one" && anchors[1] <= warm_up) {
+                    continue;
+                }
+                let arm = arm(
+                    format!("warm-{warm_up}-{id}@{density}"),
+                    format!("{warm_up} dense steps, {label}"),
+                    Method::Library(density),
+                    settings,
+                );
+                arms.push(Arm { schedule: Steps::warm_up(warm_up).with_anchors(Anchors::At(anchors)), ..arm });
+            }
+        }
+    }
+    possible(arms)
+}
+
+/// Runs of few steps, as distilled models take them.
+pub fn fewstep(settings: &Settings, steps: &[usize]) -> Vec<Arm> {
+    let group = settings.group_size;
+    let mut arms = Vec::new();
+    for &steps in steps {
+        arms.push(Arm { id: format!("{FLOOR}-{steps}"), steps, ..floor(settings) });
+        for &density in &settings.densities {
+            for (id, label, recipe) in [
+                ("mc-sparse", "MC-Sparse", mc_sparse(density, group)),
+                ("content", "MC-Sparse without residual", content_keys(density, group)),
+                ("vanilla", "vanilla block-sparse", vanilla(density, group, group)),
+            ] {
+                let arm = of(&format!("{id}-{steps}"), label, recipe, settings);
+                arms.push(Arm { steps, ..arm });
+            }
+        }
+    }
+    arms
+}
+
+/// MC-Sparse at several densities: the curve that changes have to beat at their effective density.
+pub fn curve(settings: &Settings) -> Vec<Arm> {
+    let group = settings.group_size;
+    let mut densities = vec![0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7];
+    densities.extend(&settings.densities);
+    densities.sort_by(f64::total_cmp);
+    densities.dedup();
+    densities.into_iter().map(|density| of("base", "MC-Sparse", mc_sparse(density, group), settings)).collect()
+}
+
+/// Changes to MC-Sparse, at the first density. `law` is a gain for each layer and age, fitted on other clips.
+pub fn improve(settings: &Settings, law: Option<Vec<Vec<f64>>>) -> Vec<Arm> {
+    let (steps, density, group) = (settings.steps, settings.densities[0], settings.group_size);
+    let base = content_keys(density, group);
+    let plan = Steps::default().plan(steps).expect("checked with the settings");
+    let warm_up = (0..steps).find(|&step| plan.kind(step) == Some(mcsparse::StepKind::Reuse)).unwrap_or(1);
+    let first = warm_up - 1;
+    let (middle, third) = ((first + steps) / 2, (steps - first) / 3);
+    let gain = |factor, decay, law| base.clone().with_residual(Residual::Added(Gain { factor, decay, law }));
+    let full = gain(1.0, 1.0, None);
+    let mut arms = vec![floor(settings)];
+    for factor in [0.6, 0.7, 0.8, 0.9] {
+        arms.push(of(
+            &format!("gain-{factor}"),
+            &format!("residual times {factor}"),
+            gain(factor, 1.0, None),
+            settings,
+        ));
+    }
+    for decay in [0.95, 0.98] {
+        let label = format!("residual decays by {decay} a step");
+        arms.push(of(&format!("decay-{decay}"), &label, gain(1.0, decay, None), settings));
+    }
+    if let Some(law) = law {
+        let recipe = gain(1.0, 1.0, Some(law));
+        arms.push(of("law", "gain by layer and age, fitted on other clips", recipe, settings));
+    }
+    let renormalised = base.clone().with_residual(Residual::Renormalised);
+    arms.push(of("renormalised", "sparse part keeps its share of the anchor", renormalised, settings));
+    let tail = base.clone().with_residual(Residual::Tail);
+    arms.push(of("tail", "tail as a part of the softmax", tail, settings));
+    let rest = Recipe { rest: Rest::Means { block: settings.small_block }, ..full.clone() };
+    arms.push(of("means", "tail by block means at every step, and residual", rest, settings));
+
+    let at = |arm: Arm, warm_up: usize, anchors: Vec<usize>| Arm {
+        schedule: Steps::warm_up(warm_up).with_anchors(Anchors::At(anchors)),
+        ..arm
+    };
+    let two = vec![first, middle];
+    let three = vec![first, first + third, first + 2 * third];
+    arms.push(at(of("second-anchor", "second anchor", full.clone(), settings), warm_up, two.clone()));
+    arms.push(at(of("third-anchor", "three anchors", full.clone(), settings), warm_up, three));
+    let keep = Recipe { refresh: Refresh::FirstAnchor, ..full.clone() };
+    arms.push(at(
+        of("second-residual", "second anchor refreshes the residual alone", keep, settings),
+        warm_up,
+        two.clone(),
+    ));
+    let recipe = Recipe { refresh: Refresh::FirstAnchor, ..base.clone() };
+    for damping in [0.5, 1.0] {
+        let recipe = recipe.clone().with_residual(Residual::Forecast { damping });
+        let label = format!("second anchor, residual forecast along a line times {damping}");
+        arms.push(at(of(&format!("forecast-{damping}"), &label, recipe, settings), warm_up, two.clone()));
+    }
+    if warm_up > 2 {
+        let short = warm_up / 2;
+        let label = format!("{short} dense steps, second anchor");
+        arms.push(at(of("short-warm-up", &label, full.clone(), settings), short, vec![short - 1, middle]));
+        let label = format!("{short} dense steps, three anchors");
+        let anchors = vec![short - 1, first + third / 2, middle];
+        arms.push(at(of("short-warm-up-three", &label, full.clone(), settings), short, anchors));
+    }
+    for bound in [0.2, 0.3, 0.4] {
+        let arm = of(
+            &format!("drift-{bound}"),
+            &format!("anchor once outputs have drifted by {bound}"),
+            full.clone(),
+            settings,
+        );
+        arms.push(Arm { method: Method::Recipe(full.clone(), Some(bound)), ..arm });
+    }
+    possible(arms)
+}
+
+/// Leaves out what a run of so few steps has no room for.
+fn possible(mut arms: Vec<Arm>) -> Vec<Arm> {
+    arms.retain(|arm| {
+        let distinct = match &arm.schedule.anchors {
+            Anchors::At(at) => at.windows(2).all(|pair| pair[0] < pair[1]),
+            _ => true,
+        };
+        distinct && arm.schedule.plan(arm.steps).is_ok()
+    });
+    arms
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use crate::{
+        device::{DType, DeviceName},
+        experiment::study::Settings,
+        presets::Size,
+    };
+
+    /// Settings of a small study.
+    pub fn settings(steps: usize) -> Settings {
+        Settings {
+            size: Size::Nano,
+            device: DeviceName::Flex,
+            dtype: DType::F32,
+            clips: 2,
+            batch: 2,
+            seed: 0,
+            steps,
+            densities: vec![0.15, 0.25],
+            group_size: 32,
+            small_block: 16,
+            lpips: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{testing::settings, *};
+
+    #[test]
+    fn every_arm_has_an_id_of_its_own_and_a_plan() {
+        for steps in [2, 3, 5, 20, 50] {
+            let settings = settings(steps);
+            let law = Some(vec![vec![1.0]]);
+            for arms in [
+                ablation(&settings),
+                versus(&settings, true),
+                schedule(&settings),
+                fewstep(&settings, &[4, 8]),
+                [curve(&settings), improve(&settings, law)].concat(),
+            ] {
+                let mut ids: Vec<_> = arms.iter().map(|arm| arm.id.clone()).collect();
+                ids.sort();
+                ids.dedup();
+                assert_eq!(ids.len(), arms.len(), "{steps} steps");
+                for arm in &arms {
+                    assert!(!arm.id.contains(' '), "{}", arm.id);
+                    let planned = arm.schedule.plan(arm.steps);
+                    assert!(planned.is_ok() || arm.density().is_none(), "{} of {steps}: {planned:?}", arm.id);
+                }
+            }
+        }
+    }
+}
