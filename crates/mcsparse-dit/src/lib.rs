@@ -31,10 +31,13 @@
 
 mod check;
 mod denoise;
+pub mod hunyuan;
+pub mod layers;
 mod load;
+pub mod minimax_h3;
 pub mod pretrained;
 pub mod sampler;
 pub mod wan;
 
-pub use denoise::{Conditions, StepInfo, VelocityModel, denoise};
-pub use load::{LoadError, Mismatch, Misshaped};
+pub use denoise::{Conditions, StepInfo, VelocityModel, denoise, resume};
+pub use load::{CheckpointOptions, LoadError, LoadProgress, Mismatch, Misshaped};

@@ -63,5 +63,5 @@ pub use config::McSparseConfig;
 pub use error::Error;
 pub use report::{CallRecord, RunReport, StageRecord};
 pub use schedule::{Anchors, Plan, Schedule, StepKind, WarmUp};
-pub use self_attention::{DenseAttention, SelfAttention};
+pub use self_attention::{DenseAttention, SelfAttention, TokenLayout};
 pub use session::McSparse;

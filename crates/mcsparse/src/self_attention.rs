@@ -4,6 +4,31 @@ use burn::tensor::{Tensor, module::attention};
 
 use crate::{Branch, Error, check};
 
+/// What the tokens of one sequence are, from its start to its end.
+///
+/// A model announces it before its layers, so that a method knows which tokens are denoised and where they lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenLayout {
+    /// Tokens before the grid that are not denoised or not of its kind: text, reference frames, audio.
+    pub prefix: usize,
+    /// Tokens along frames, rows and columns, columns fastest.
+    pub grid: [usize; 3],
+    /// Tokens after the grid, of the kinds that `prefix` counts.
+    pub suffix: usize,
+}
+
+impl TokenLayout {
+    /// A grid and nothing else.
+    pub fn grid(grid: [usize; 3]) -> Self {
+        Self { prefix: 0, grid, suffix: 0 }
+    }
+
+    /// All tokens.
+    pub fn tokens(&self) -> usize {
+        self.prefix + self.grid.iter().product::<usize>() + self.suffix
+    }
+}
+
 /// Self-attention as a transformer block calls it: after QK norm and rotary embedding, before the output projection.
 ///
 /// A model that calls this trait runs dense attention, MC-Sparse or any other method without knowing which.
@@ -41,6 +66,17 @@ pub trait SelfAttention {
     /// If the method was told its branches beforehand and `branch` is none of them.
     fn begin_branch(&mut self, branch: &Branch) -> Result<(), Error> {
         let _ = branch;
+        Ok(())
+    }
+
+    /// Announces the tokens of the sequence that the following layers attend within. A model calls it once in each
+    /// forward, before its first layer; what a method does with it is its own business.
+    ///
+    /// # Errors
+    ///
+    /// If the method cannot work on such a sequence.
+    fn begin_sequence(&mut self, layout: &TokenLayout) -> Result<(), Error> {
+        let _ = layout;
         Ok(())
     }
 }

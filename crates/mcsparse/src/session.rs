@@ -2,12 +2,17 @@
 
 use burn::tensor::Tensor;
 
-use crate::{Branch, Error, McSparseConfig, MetaCache, RunReport, SelfAttention, attention};
+use crate::{Branch, Error, McSparseConfig, MetaCache, RunReport, SelfAttention, SinkTokens, TokenLayout, attention};
 
 /// One denoising run with MC-Sparse: the settings and the cache together, as a [`SelfAttention`].
+///
+/// Where a model announces the layout of its sequence ([`SelfAttention::begin_sequence`]), the tokens around its grid
+/// are sinks, in addition to those that the settings ask for: at either end the larger number counts.
 #[derive(Debug, Clone)]
 pub struct McSparse {
     config: McSparseConfig,
+    /// Those that the settings ask for, whatever the model announces.
+    sink: SinkTokens,
     cache: MetaCache,
 }
 
@@ -18,13 +23,13 @@ impl McSparse {
     ///
     /// See [`MetaCache::new`].
     pub fn new(config: &McSparseConfig, steps: usize) -> Result<Self, Error> {
-        Ok(Self { cache: MetaCache::new(config, steps)?, config: config.clone() })
+        Self::with_cache(config, MetaCache::new(config, steps)?)
     }
 
     /// The same run with another cache, for example one with announced branches or timed stages.
     pub fn with_cache(config: &McSparseConfig, cache: MetaCache) -> Result<Self, Error> {
         config.validate()?;
-        Ok(Self { config: config.clone(), cache })
+        Ok(Self { config: config.clone(), sink: config.sink, cache })
     }
 
     /// The cache.
@@ -54,5 +59,17 @@ impl SelfAttention for McSparse {
 
     fn begin_branch(&mut self, branch: &Branch) -> Result<(), Error> {
         self.cache.begin_branch(branch)
+    }
+
+    fn begin_sequence(&mut self, layout: &TokenLayout) -> Result<(), Error> {
+        let sink = SinkTokens {
+            prefix: self.sink.prefix.max(layout.prefix),
+            suffix: self.sink.suffix.max(layout.suffix),
+            ..self.sink
+        };
+        let config = McSparseConfig { sink, ..self.config.clone() };
+        config.budget_for(layout.tokens())?;
+        self.config = config;
+        Ok(())
     }
 }

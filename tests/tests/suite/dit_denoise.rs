@@ -1,8 +1,9 @@
 //! The denoising loop.
 
 use burn::tensor::{Distribution, Tensor};
-use mcsparse::{Branch, DenseAttention, Error, SelfAttention};
+use mcsparse::{Branch, DenseAttention, Error, SelfAttention, TokenLayout};
 use mcsparse_dit::sampler::{FlowEuler, Sampler, UniPc};
+use mcsparse_dit::wan::WanCondition;
 use mcsparse_dit::{Conditions, VelocityModel, denoise};
 use mcsparse_tests::{device, relative_error};
 
@@ -27,7 +28,9 @@ fn dit_guidance_calls_the_branches_in_order() {
     });
     assert_eq!(result.unwrap().dims(), LATENTS);
 
-    let branch = |branch: Branch| [Call::Branch(branch), Call::Layer(0), Call::Layer(1)];
+    let branch = |branch: Branch| {
+        [Call::Branch(branch), Call::Sequence(TokenLayout::grid([2, 2, 3])), Call::Layer(0), Call::Layer(1)]
+    };
     let expected: Vec<Call> = (0..3)
         .flat_map(|step| {
             [Call::Step(step)].into_iter().chain(branch(Branch::conditional())).chain(branch(Branch::unconditional()))
@@ -45,7 +48,10 @@ fn dit_without_guidance_there_is_one_branch() {
     let conditions = Conditions::unguided(random([1, 7, 24]));
     let mut sampler = FlowEuler::uniform(2, 3.0).unwrap();
     denoise(&model, &mut sampler, random(LATENTS), conditions, &mut recorder, |_| ()).unwrap();
-    let step = |step| [Call::Step(step), Call::Branch(Branch::conditional()), Call::Layer(0), Call::Layer(1)];
+    let step = |step| {
+        let sequence = Call::Sequence(TokenLayout::grid([2, 2, 3]));
+        [Call::Step(step), Call::Branch(Branch::conditional()), sequence, Call::Layer(0), Call::Layer(1)]
+    };
     assert_eq!(recorder.calls, [step(0), step(1)].concat());
 }
 
@@ -53,6 +59,7 @@ fn dit_without_guidance_there_is_one_branch() {
 struct Straight;
 
 impl VelocityModel for Straight {
+    type Condition = Tensor<3>;
     type Prepared = Tensor<5>;
 
     fn prepare(&self, text: Tensor<3>, latents: [usize; 5]) -> Result<Tensor<5>, Error> {
@@ -92,7 +99,7 @@ fn dit_guidance_goes_past_the_condition() {
 fn dit_errors_end_the_run() {
     let model = model("wan_tiny", &device());
     let text = || random([1, 7, 24]);
-    let run = |noise: [usize; 5], conditions: Conditions, attention: &mut Recorder| {
+    let run = |noise: [usize; 5], conditions: Conditions<WanCondition>, attention: &mut Recorder| {
         let mut taken = 0;
         let mut sampler = FlowEuler::uniform(4, 3.0).unwrap();
         let error = denoise(&model, &mut sampler, random(noise), conditions, attention, |_| taken += 1).unwrap_err();

@@ -214,8 +214,10 @@ fn dit_configuration_files_read_back() {
     assert_eq!(config.grid([21, 60, 104]).unwrap(), [21, 30, 52]);
 
     for (old, new, part) in [
-        (r#""image_dim": null"#, r#""image_dim": 1280"#, "image_dim: expected null"),
-        (r#""added_kv_proj_dim": null"#, r#""added_kv_proj_dim": 5120"#, "added_kv_proj_dim: expected null"),
+        (r#""image_dim": null"#, r#""image_dim": 1280"#, "added_kv_proj_dim: expected a number where image_dim is one"),
+        (r#""added_kv_proj_dim": null"#, r#""added_kv_proj_dim": 5120"#, "null where it is null"),
+        (r#""image_dim": null"#, r#""pos_embed_seq_len": 514"#, "pos_embed_seq_len: expected null"),
+        (r#""in_channels": 16"#, r#""in_channels": 15"#, "in_channels: expected at least out_channels, 16, got 15"),
         ("rms_norm_across_heads", "layer_norm", "qk_norm: expected rms_norm_across_heads"),
         (r#""num_layers": 30"#, r#""num_layers": 0"#, "num_layers: expected at least 1, got 0"),
         (r#""attention_head_dim": 128"#, r#""attention_head_dim": 127"#, "attention_head_dim: expected an even number"),

@@ -2,13 +2,15 @@
 
 use burn::tensor::{DType, Distribution, Tensor};
 use mcsparse::{DenseAttention, Error, SelfAttention};
-use mcsparse_dit::wan::{RotaryTables, Timestep, WanConfig, WanTransformer, axis_dims};
+use mcsparse_dit::wan::{RotaryTables, Timestep, WanCondition, WanConfig, WanTransformer, axis_dims};
 use mcsparse_tests::{device, half_dtypes, relative_error};
 
 use super::dit_support::{Recorder, Tensors, config, fixture, model};
 
 /// The error that a tap or an output may have. About 3e-6 is reached on Flex.
 const TOLERANCE: f64 = 1e-5;
+
+const IMAGE: &str = "in.encoder_hidden_states_image";
 
 /// Runs a fixture and compares every self-attention and the output; `calls` are the numbers of the taps in the file.
 fn compare(folder: &str, calls: &[usize], timestep: impl Fn(&Tensors) -> Timestep) {
@@ -22,7 +24,11 @@ fn compare(folder: &str, calls: &[usize], timestep: impl Fn(&Tensors) -> Timeste
         .forward(
             io.tensor("in.hidden_states", &device),
             timestep(&io),
-            io.tensor("in.encoder_hidden_states", &device),
+            WanCondition {
+                text: io.tensor("in.encoder_hidden_states", &device),
+                image: io.names().iter().any(|name| name == IMAGE).then(|| io.tensor(IMAGE, &device)),
+                latents: None,
+            },
             &mut recorder,
         )
         .unwrap();
@@ -45,6 +51,11 @@ fn compare(folder: &str, calls: &[usize], timestep: impl Fn(&Tensors) -> Timeste
 #[test]
 fn dit_text_to_video_matches_diffusers() {
     compare("wan_tiny", &[0, 2], |io| Timestep::PerSample(io.tensor("in.timestep", &device())));
+}
+
+#[test]
+fn dit_image_to_video_matches_diffusers() {
+    compare("wan_tiny_i2v", &[0], |io| Timestep::PerSample(io.tensor("in.timestep", &device())));
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Samplers against the schedulers of diffusers (`fixtures/make_schedulers.py`).
 
-use burn::tensor::Tensor;
+use burn::tensor::{Distribution, Tensor};
 use mcsparse::Error;
+use mcsparse_dit::minimax_h3::H3Euler;
 use mcsparse_dit::sampler::{FlowEuler, Sampler, Schedule, UniPc};
 use mcsparse_tests::{device, relative_error};
 
@@ -57,6 +58,64 @@ fn dit_euler_follows_diffusers() {
     compare("euler_shift7_50", &mut FlowEuler::trained_range(50, 7.0).unwrap());
     compare("euler_shift5_50", &mut FlowEuler::trained_range(50, 5.0).unwrap());
     compare("hunyuan_euler_shift7_50", &mut FlowEuler::uniform(50, 7.0).unwrap());
+}
+
+#[test]
+fn dit_h3_clock_follows_diffusers() {
+    let device = device();
+    let file = Tensors::open(&fixture("schedulers").join("schedulers.safetensors"));
+    for (name, shift) in [("h3_shift12_50", H3Euler::VIDEO_SHIFT), ("h3_shift3_50", H3Euler::AUDIO_SHIFT)] {
+        let mut clock = H3Euler::new(50, shift).unwrap();
+        let (times, sigmas) = (file.values(&format!("{name}.timesteps")), file.values(&format!("{name}.sigmas")));
+        let (steps, ours) = (Sampler::<5>::schedule(&clock).steps(), Sampler::<5>::sigmas(&clock).to_vec());
+        assert_eq!((steps, times.len(), sigmas.len()), (49, 49, 50));
+        for step in 0..steps {
+            let (time, expected) = (clock.time(step), f64::from(times[step]));
+            assert!((time - expected).abs() < 1e-6, "{name} step {step}: {time} for {expected}");
+            assert!((ours[step] - f64::from(sigmas[step])).abs() < 1e-6, "{name} step {step}");
+        }
+        let trajectory = file.tensor::<6>(&format!("{name}.trajectory"), &device);
+        let mut x = file.tensor::<5>("x0", &device);
+        for step in 0..steps {
+            x = clock.step(velocity(x.clone(), step), x).unwrap();
+            let error = relative_error(&x, &trajectory.clone().slice_dim(0, step..step + 1).squeeze_dim(0));
+            assert!(error <= TOLERANCE, "{name} step {step}: {error:e}");
+        }
+        assert!(matches!(clock.step(x.clone(), x), Err(Error::Clock(_))));
+    }
+    assert!(matches!(H3Euler::new(1, 3.0), Err(Error::InvalidConfig { argument: "points", .. })));
+}
+
+#[test]
+fn dit_samplers_go_on_from_their_state() {
+    let device = device();
+    let make: [fn() -> Box<dyn Sampler>; 3] = [
+        || Box::new(UniPc::wan(6, 5.0).unwrap()),
+        || Box::new(FlowEuler::uniform(6, 7.0).unwrap()),
+        || Box::new(H3Euler::new(7, 12.0).unwrap()),
+    ];
+    let start = Tensor::<5>::random([1, 2, 2, 3, 3], Distribution::Normal(0.0, 1.0), &device);
+    for make in make {
+        let mut whole = make();
+        let (mut x, mut after) = (start.clone(), Vec::new());
+        for step in 0..6 {
+            x = whole.step(velocity(x.clone(), step), x).unwrap();
+            after.push((x.clone(), whole.state()));
+        }
+        for stop in 0..6 {
+            let mut rest = make();
+            let (mut x, state) = if stop == 0 { (start.clone(), Vec::new()) } else { after[stop - 1].clone() };
+            rest.restore(stop, state.into_iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect()).unwrap();
+            assert_eq!(rest.steps_taken(), stop);
+            for step in stop..6 {
+                x = rest.step(velocity(x.clone(), step), x).unwrap();
+            }
+            assert_eq!(relative_error(&x, &after[5].0), 0.0, "stopped after {stop}");
+        }
+        assert!(matches!(make().restore(7, Vec::new()), Err(Error::Clock(_))));
+    }
+    let error = UniPc::<5>::wan(6, 5.0).unwrap().restore(2, Vec::new()).unwrap_err();
+    assert!(matches!(error, Error::InvalidTensor { argument: "state", .. }), "{error}");
 }
 
 #[test]

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use mcsparse::{Branch, DenseAttention, Error, SelfAttention};
+use mcsparse::{Branch, DenseAttention, Error, SelfAttention, TokenLayout};
 use mcsparse_dit::wan::{WanConfig, WanTransformer};
 use safetensors::SafeTensors;
+use serde::de::DeserializeOwned;
 
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
@@ -31,6 +32,22 @@ impl Tensors {
         view.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
     }
 
+    /// Integers of 64 bits.
+    pub fn integers(&self, name: &str) -> Vec<i64> {
+        let file = SafeTensors::deserialize(&self.0).unwrap();
+        let view = file.tensor(name).unwrap();
+        assert_eq!(view.dtype(), safetensors::Dtype::I64, "{name}");
+        view.data().chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap())).collect()
+    }
+
+    /// Floats of 64 bits.
+    pub fn doubles(&self, name: &str) -> Vec<f64> {
+        let file = SafeTensors::deserialize(&self.0).unwrap();
+        let view = file.tensor(name).unwrap();
+        assert_eq!(view.dtype(), safetensors::Dtype::F64, "{name}");
+        view.data().chunks_exact(8).map(|bytes| f64::from_le_bytes(bytes.try_into().unwrap())).collect()
+    }
+
     pub fn tensor<const D: usize>(&self, name: &str, device: &Device) -> Tensor<D> {
         let shape = SafeTensors::deserialize(&self.0).unwrap().tensor(name).unwrap().shape().to_vec();
         Tensor::from_data(TensorData::new(self.values(name), shape), (device, DType::F32))
@@ -38,10 +55,15 @@ impl Tensors {
 }
 
 /// The configuration of a fixture, which keeps it under `config`.
-pub fn config(folder: &str) -> WanConfig {
+pub fn config_of<C: DeserializeOwned>(folder: &str) -> C {
     let text = std::fs::read_to_string(fixture(folder).join("config.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     serde_json::from_value(json["config"].clone()).unwrap()
+}
+
+/// The configuration of a Wan fixture.
+pub fn config(folder: &str) -> WanConfig {
+    config_of(folder)
 }
 
 pub fn model(folder: &str, device: &Device) -> WanTransformer {
@@ -53,6 +75,7 @@ pub fn model(folder: &str, device: &Device) -> WanTransformer {
 pub enum Call {
     Step(usize),
     Branch(Branch),
+    Sequence(TokenLayout),
     Layer(usize),
 }
 
@@ -84,6 +107,11 @@ impl SelfAttention for Recorder {
 
     fn begin_branch(&mut self, branch: &Branch) -> Result<(), Error> {
         self.calls.push(Call::Branch(branch.clone()));
+        Ok(())
+    }
+
+    fn begin_sequence(&mut self, layout: &TokenLayout) -> Result<(), Error> {
+        self.calls.push(Call::Sequence(*layout));
         Ok(())
     }
 }

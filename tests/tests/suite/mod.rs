@@ -2,7 +2,11 @@
 
 mod awkward;
 mod cache;
+mod dit_checkpoints;
 mod dit_denoise;
+mod dit_experts;
+mod dit_h3;
+mod dit_hunyuan;
 mod dit_load;
 mod dit_parity;
 mod dit_pretrained;

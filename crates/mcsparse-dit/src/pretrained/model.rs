@@ -144,11 +144,12 @@ impl ClipModel {
 }
 
 impl VelocityModel for ClipModel {
+    type Condition = Tensor<3>;
     type Prepared = WanPrepared;
 
-    fn prepare(&self, text: Tensor<3>, latents: [usize; 5]) -> Result<WanPrepared, Error> {
+    fn prepare(&self, tokens: Tensor<3>, latents: [usize; 5]) -> Result<WanPrepared, Error> {
         self.check(latents)?;
-        VelocityModel::prepare(&self.network, text, latents)
+        VelocityModel::prepare(&self.network, tokens.into(), latents)
     }
 
     fn velocity(

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use mcsparse::Error;
 
-use super::{Sampler, Schedule, checked};
+use super::{Sampler, Schedule, checked, checked_step};
 
 /// Straight steps along the velocity: `sample + (next sigma - sigma) * velocity`.
 #[derive(Debug, Clone)]
@@ -61,5 +61,11 @@ impl<const D: usize> Sampler<D> for FlowEuler {
 
     fn reset(&mut self) {
         self.step = 0;
+    }
+
+    fn restore(&mut self, step: usize, _: Vec<(String, Tensor<D>)>) -> Result<(), Error> {
+        checked_step(&self.schedule, step)?;
+        self.step = step;
+        Ok(())
     }
 }

@@ -50,10 +50,30 @@ pub trait Sampler<const D: usize = 5> {
 
     /// Goes back to the first step and forgets what earlier ones left behind.
     fn reset(&mut self);
+
+    /// What the next step depends on beside the sample, by name: what has to be kept of a run that is to go on later.
+    fn state(&self) -> Vec<(&'static str, Tensor<D>)> {
+        Vec::new()
+    }
+
+    /// Goes to `step`, the number of steps taken, with what [`Sampler::state`] said after it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Clock`] if there are not so many steps, [`Error::InvalidTensor`] if `state` is not that of such a sampler.
+    fn restore(&mut self, step: usize, state: Vec<(String, Tensor<D>)>) -> Result<(), Error>;
+}
+
+/// Refuses a step past the last one.
+pub(crate) fn checked_step(schedule: &Schedule, step: usize) -> Result<(), Error> {
+    if step > schedule.steps() {
+        return Err(Error::Clock(format!("step {step} of a sampler of {} steps", schedule.steps())));
+    }
+    Ok(())
 }
 
 /// The checks that every sampler makes; the velocity comes back in the dtype of the sample.
-fn checked<const D: usize>(
+pub(crate) fn checked<const D: usize>(
     schedule: &Schedule,
     step: usize,
     velocity: Tensor<D>,

@@ -1,9 +1,11 @@
 //! UniPC, a predictor-corrector of second order.
 
+use std::collections::HashMap;
+
 use burn::tensor::Tensor;
 use mcsparse::Error;
 
-use super::{Sampler, Schedule, checked};
+use super::{Sampler, Schedule, checked, checked_step};
 use crate::check;
 
 /// The unified predictor-corrector of Zhao et al., "UniPC: A Unified Predictor-Corrector Framework for Fast Sampling of
@@ -52,6 +54,11 @@ impl<const D: usize> UniPc<D> {
     /// Those of [`Schedule::flow_unipc`].
     pub fn wan(steps: usize, shift: f64) -> Result<Self, Error> {
         Self::new(Schedule::flow_unipc(steps, shift)?)
+    }
+
+    /// Order of the prediction of `step`: the first and the last are of first order.
+    fn order(&self, step: usize) -> usize {
+        2.min(self.schedule.steps() - step).min(step + 1)
     }
 
     /// `sample`, which the step before predicted, with what the model makes of it (`data`) taken into account.
@@ -121,8 +128,7 @@ impl<const D: usize> Sampler<D> for UniPc<D> {
             Some(history) => (self.correct(&history, &data), Some(history.data)),
             None => (sample, None),
         };
-        let left = self.schedule.steps() - self.step;
-        let history = History { sample, data, older, order: 2.min(left).min(self.step + 1) };
+        let history = History { sample, data, older, order: self.order(self.step) };
         let next = self.predict(&history);
         self.history = Some(history);
         self.step += 1;
@@ -132,6 +138,34 @@ impl<const D: usize> Sampler<D> for UniPc<D> {
     fn reset(&mut self) {
         self.step = 0;
         self.history = None;
+    }
+
+    fn state(&self) -> Vec<(&'static str, Tensor<D>)> {
+        let Some(History { sample, data, older, .. }) = &self.history else { return Vec::new() };
+        let older = older.iter().map(|older| ("older", older.clone()));
+        [("sample", sample.clone()), ("data", data.clone())].into_iter().chain(older).collect()
+    }
+
+    fn restore(&mut self, step: usize, state: Vec<(String, Tensor<D>)>) -> Result<(), Error> {
+        checked_step(&self.schedule, step)?;
+        let mut names: Vec<_> = state.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        let expected: &[&str] = match step {
+            0 => &[],
+            1 => &["data", "sample"],
+            _ => &["data", "older", "sample"],
+        };
+        if names != expected {
+            return Err(check::tensor("state", format!("{expected:?} after {step} steps"), format!("{names:?}")));
+        }
+        let mut state: HashMap<String, Tensor<D>> = state.into_iter().collect();
+        let older = state.remove("older");
+        self.history = state.remove("sample").zip(state.remove("data")).map(|(sample, data)| {
+            let order = self.order(step - 1);
+            History { sample, data, older, order }
+        });
+        self.step = step;
+        Ok(())
     }
 }
 

@@ -1,23 +1,23 @@
-//! Self-attention over video tokens and cross-attention to text tokens.
+//! Self-attention over video tokens and cross-attention to text and image tokens.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::{Device, Tensor, module::attention};
+use burn::tensor::{Device, Tensor};
 use mcsparse::{Error, SelfAttention};
 
-use super::{RotaryTables, WanConfig};
-use crate::check;
+use super::WanConfig;
+use crate::layers::{RotaryTables, dense, self_attend, split_heads};
 
-/// Keys and values of the text for one block, `[batch, heads, text tokens, head_dim]`.
+/// Keys and values of the conditions for one block, `[batch, tokens, heads, head_dim]` each.
 #[derive(Debug, Clone)]
-pub(super) struct TextKeysValues {
-    keys: Tensor<4>,
-    values: Tensor<4>,
+pub(super) struct ConditionKeysValues {
+    text: [Tensor<4>; 2],
+    image: Option<[Tensor<4>; 2]>,
 }
 
-impl TextKeysValues {
+impl ConditionKeysValues {
     pub(super) fn batch(&self) -> usize {
-        self.keys.dims()[0]
+        self.text[0].dims()[0]
     }
 }
 
@@ -38,21 +38,31 @@ pub struct WanAttention {
     pub norm_q: RmsNorm,
     /// Norm of the keys, before they are split into heads.
     pub norm_k: RmsNorm,
+    /// Key projection of the image, in the cross-attention of Wan 2.1 image-to-video.
+    pub add_k_proj: Option<Linear>,
+    /// Value projection of the image.
+    pub add_v_proj: Option<Linear>,
+    /// Norm of the image's keys.
+    pub norm_added_k: Option<RmsNorm>,
     heads: usize,
 }
 
 impl WanAttention {
-    pub(super) fn new(config: &WanConfig, device: &Device) -> Self {
+    /// `image` is the size of embedded image tokens, for a cross-attention that reads some.
+    pub(super) fn new(config: &WanConfig, image: Option<usize>, device: &Device) -> Self {
         let inner = config.inner_dim();
-        let linear = || LinearConfig::new(inner, inner).init(device);
+        let linear = |input: usize| LinearConfig::new(input, inner).init(device);
         let norm = || RmsNormConfig::new(inner).with_epsilon(config.eps).init(device);
         Self {
-            to_q: linear(),
-            to_k: linear(),
-            to_v: linear(),
-            to_out: linear(),
+            to_q: linear(inner),
+            to_k: linear(inner),
+            to_v: linear(inner),
+            to_out: linear(inner),
             norm_q: norm(),
             norm_k: norm(),
+            add_k_proj: image.map(linear),
+            add_v_proj: image.map(linear),
+            norm_added_k: image.map(|_| norm()),
             heads: config.num_attention_heads,
         }
     }
@@ -72,38 +82,32 @@ impl WanAttention {
         let query = rotary.rotate(self.split(self.norm_q.forward(self.to_q.forward(x.clone()))));
         let key = rotary.rotate(self.split(self.norm_k.forward(self.to_k.forward(x.clone()))));
         let value = self.split(self.to_v.forward(x));
-        // Views: whoever needs heads before tokens in memory copies there, and only what it needs.
-        let [query, key, value] = [query, key, value].map(|tensor| tensor.swap_dims(1, 2));
-        let expected = query.dims();
-        let output = attention.attend(layer, query, key, value)?;
-        if output.dims() != expected {
-            let got = format!("{:?} in layer {layer}", output.dims());
-            return Err(check::tensor("attention output", format!("the shape of query, {expected:?}"), got));
-        }
-        Ok(self.merge(output))
+        Ok(self.to_out.forward(self_attend(layer, [query, key, value], attention)?))
     }
 
-    /// Keys and values of text tokens `[batch, text tokens, inner_dim]`; they depend on nothing else.
-    pub(super) fn text_keys_values(&self, text: Tensor<3>) -> TextKeysValues {
-        let keys = self.split(self.norm_k.forward(self.to_k.forward(text.clone()))).swap_dims(1, 2);
-        TextKeysValues { keys, values: self.split(self.to_v.forward(text)).swap_dims(1, 2) }
+    /// Keys and values of embedded text and image tokens `[batch, tokens, inner_dim]`; they depend on nothing else.
+    pub(super) fn keys_values(&self, text: Tensor<3>, image: Option<Tensor<3>>) -> ConditionKeysValues {
+        let keys = self.split(self.norm_k.forward(self.to_k.forward(text.clone())));
+        let text = [keys, self.split(self.to_v.forward(text))];
+        let added = self.add_k_proj.as_ref().zip(self.add_v_proj.as_ref()).zip(self.norm_added_k.as_ref());
+        let image = image.zip(added).map(|(image, ((to_k, to_v), norm))| {
+            [self.split(norm.forward(to_k.forward(image.clone()))), self.split(to_v.forward(image))]
+        });
+        ConditionKeysValues { text, image }
     }
 
-    /// Attention of the video tokens `x` `[batch, tokens, inner_dim]` to text tokens.
-    pub(super) fn cross_attention(&self, x: Tensor<3>, text: &TextKeysValues) -> Tensor<3> {
-        let query = self.split(self.norm_q.forward(self.to_q.forward(x))).swap_dims(1, 2);
-        self.merge(attention(query, text.keys.clone(), text.values.clone(), None, None, Default::default()))
+    /// Attention of the video tokens `x` `[batch, tokens, inner_dim]` to the text and, apart from it, to the image.
+    pub(super) fn cross_attention(&self, x: Tensor<3>, condition: &ConditionKeysValues) -> Tensor<3> {
+        let query = self.split(self.norm_q.forward(self.to_q.forward(x)));
+        let to = |[keys, values]: &[Tensor<4>; 2]| dense(query.clone(), keys.clone(), values.clone());
+        let output = to(&condition.text);
+        self.to_out.forward(match &condition.image {
+            Some(image) => output + to(image),
+            None => output,
+        })
     }
 
-    /// `[batch, tokens, inner]` to `[batch, tokens, heads, head_dim]`.
     fn split(&self, x: Tensor<3>) -> Tensor<4> {
-        let [batch, tokens, inner] = x.dims();
-        x.reshape([batch, tokens, self.heads, inner / self.heads])
-    }
-
-    /// `[batch, heads, tokens, head_dim]` through the output projection to `[batch, tokens, inner]`.
-    fn merge(&self, x: Tensor<4>) -> Tensor<3> {
-        let [batch, heads, tokens, head_dim] = x.dims();
-        self.to_out.forward(x.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]))
+        split_heads(x, self.heads)
     }
 }

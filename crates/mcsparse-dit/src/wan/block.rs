@@ -5,11 +5,11 @@ use burn::nn::{LayerNorm, LayerNormConfig};
 use burn::tensor::{DType, Device, Tensor};
 use mcsparse::{Error, SelfAttention};
 
-use super::attention::TextKeysValues;
-use super::modulation::{f32_norm, gated_add, modulated_norm, parts};
-use super::{FeedForward, RotaryTables, WanAttention, WanConfig};
+use super::attention::ConditionKeysValues;
+use super::{WanAttention, WanConfig};
+use crate::layers::{FeedForward, RotaryTables, f32_norm, gated_add, modulated_norm, parts};
 
-/// Self-attention, cross-attention to the text and a feed-forward network, each added to the hidden state.
+/// Self-attention, cross-attention to the condition and a feed-forward network, each added to the hidden state.
 #[derive(Module, Debug)]
 pub struct WanBlock {
     /// Self-attention.
@@ -29,8 +29,8 @@ pub struct WanBlock {
 impl WanBlock {
     pub(super) fn new(config: &WanConfig, device: &Device) -> Self {
         Self {
-            attn1: WanAttention::new(config, device),
-            attn2: WanAttention::new(config, device),
+            attn1: WanAttention::new(config, None, device),
+            attn2: WanAttention::new(config, config.added_kv_proj_dim, device),
             norm2: config
                 .cross_attn_norm
                 .then(|| LayerNormConfig::new(config.inner_dim()).with_epsilon(config.eps).init(device)),
@@ -46,7 +46,7 @@ impl WanBlock {
         layer: usize,
         x: Tensor<3>,
         time: Tensor<4>,
-        text: &TextKeysValues,
+        condition: &ConditionKeysValues,
         rotary: &RotaryTables,
         attention: &mut dyn SelfAttention,
     ) -> Result<Tensor<3>, Error> {
@@ -57,7 +57,7 @@ impl WanBlock {
         let x = gated_add(x, self.attn1.self_attention(layer, normed, rotary, attention)?, gate);
 
         let normed = self.norm2.as_ref().map_or_else(|| x.clone(), |norm| f32_norm(norm, x.clone()));
-        let x = self.attn2.cross_attention(normed, text) + x;
+        let x = self.attn2.cross_attention(normed, condition) + x;
 
         let normed = modulated_norm(x.clone(), ffn_scale, ffn_shift, self.eps);
         Ok(gated_add(x, self.ffn.forward(normed), ffn_gate))

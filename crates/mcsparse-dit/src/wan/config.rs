@@ -1,17 +1,14 @@
 //! What a Wan transformer is made of.
 
-use std::path::Path;
-
-use burn::tensor::Device;
 use mcsparse::Error;
 use serde::{Deserialize, Serialize};
 
-use super::WanTransformer;
-use crate::{LoadError, check};
+use crate::check;
+use crate::layers::{self, AXES};
 
 const QK_NORM: &str = "rms_norm_across_heads";
 
-/// Sizes and switches of a [`WanTransformer`].
+/// Sizes and switches of a [`WanTransformer`](super::WanTransformer).
 ///
 /// Reads and writes the fields of the `config.json` that diffusers keeps beside the weights. Fields absent there get
 /// the defaults of diffusers, and fields it does not know are ignored.
@@ -40,21 +37,52 @@ pub struct WanConfig {
     pub cross_attn_norm: bool,
     /// Added to the variance in every norm.
     pub eps: f64,
+    /// Size of a token of the image encoder, in Wan 2.1 image-to-video; `None` elsewhere.
+    pub image_dim: Option<usize>,
+    /// Size of an embedded image token as cross-attention reads it, the hidden size; `None` where there is no image.
+    pub added_kv_proj_dim: Option<usize>,
     /// The most tokens along one axis of the grid that the rotary embedding serves.
     pub rope_max_seq_len: usize,
 }
 
 impl WanConfig {
-    /// Reads a `config.json` of diffusers.
-    ///
-    /// # Errors
-    ///
-    /// [`LoadError::Io`] if the file cannot be read; [`LoadError::Config`] if it is no such configuration, asks for a
-    /// part that this crate does not have (image conditioning, another QK norm) or has a value out of range.
-    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, LoadError> {
-        let path = path.as_ref();
-        let text = std::fs::read_to_string(path).map_err(|source| LoadError::io(path, source))?;
-        serde_json::from_str(&text).map_err(|error| LoadError::Config { path: path.into(), reason: error.to_string() })
+    /// Wan 2.1 text-to-video with 1.4 billion parameters: 30 blocks of 12 heads.
+    pub fn t2v_1_3b() -> Self {
+        Self { num_attention_heads: 12, ffn_dim: 8960, num_layers: 30, ..Self::t2v_14b() }
+    }
+
+    /// Wan 2.1 text-to-video with 14.3 billion parameters: 40 blocks of 40 heads. Each of the two experts of
+    /// [Wan 2.2 A14B](Self::t2v_a14b) has this form too.
+    pub fn t2v_14b() -> Self {
+        Self::try_from(Fields::default()).expect("the defaults of diffusers are valid")
+    }
+
+    /// Wan 2.1 image-to-video with 16.4 billion parameters: reads the tokens of a CLIP image encoder and 20 channels
+    /// beside the latents.
+    pub fn i2v_14b() -> Self {
+        Self { in_channels: 36, image_dim: Some(1280), added_kv_proj_dim: Some(5120), ..Self::t2v_14b() }
+    }
+
+    /// One expert of Wan 2.2 A14B text-to-video; see [`WanExperts`](super::WanExperts).
+    pub fn t2v_a14b() -> Self {
+        Self::t2v_14b()
+    }
+
+    /// One expert of Wan 2.2 A14B image-to-video: 20 channels beside the latents, no image encoder.
+    pub fn i2v_a14b() -> Self {
+        Self { in_channels: 36, ..Self::t2v_14b() }
+    }
+
+    /// Wan 2.2 text- and image-to-video with 5 billion parameters: 30 blocks of 24 heads, on latents of 48 channels.
+    pub fn ti2v_5b() -> Self {
+        Self {
+            num_attention_heads: 24,
+            ffn_dim: 14336,
+            num_layers: 30,
+            in_channels: 48,
+            out_channels: 48,
+            ..Self::t2v_14b()
+        }
     }
 
     /// Size of the hidden state: heads times head size.
@@ -74,22 +102,12 @@ impl WanConfig {
     /// [`Error::InvalidTensor`] on argument `latents` if a size is no multiple of the patch or makes more tokens than
     /// `rope_max_seq_len`.
     pub fn grid(&self, size: [usize; 3]) -> Result<[usize; 3], Error> {
-        let mut grid = [0; 3];
+        let grid = layers::grid(size, self.patch_size)?;
         for axis in 0..3 {
-            let (name, patch) = (["frames", "height", "width"][axis], self.patch_size[axis]);
-            let (tokens, rest) = (size[axis] / patch, size[axis] % patch);
-            if tokens == 0 || rest != 0 {
-                return Err(check::tensor(
-                    "latents",
-                    format!("{name} a multiple of the patch size {patch}"),
-                    size[axis],
-                ));
+            if grid[axis] > self.rope_max_seq_len {
+                let most = format!("{} of at most {} tokens (rope_max_seq_len)", AXES[axis], self.rope_max_seq_len);
+                return Err(check::tensor("latents", most, grid[axis]));
             }
-            if tokens > self.rope_max_seq_len {
-                let most = format!("{name} of at most {} tokens (rope_max_seq_len)", self.rope_max_seq_len);
-                return Err(check::tensor("latents", most, tokens));
-            }
-            grid[axis] = tokens;
         }
         Ok(grid)
     }
@@ -123,23 +141,34 @@ impl WanConfig {
                 return Err(check::config(argument, "an even number", value));
             }
         }
+        if self.image_dim.is_some() != self.added_kv_proj_dim.is_some() {
+            let expected = "a number where image_dim is one, and null where it is null";
+            return Err(check::config("added_kv_proj_dim", expected, format!("{:?}", self.added_kv_proj_dim)));
+        }
+        if let Some(size) = self.added_kv_proj_dim
+            && size != self.inner_dim()
+        {
+            let expected = format!("{}, the size of an embedded image token", self.inner_dim());
+            return Err(check::config("added_kv_proj_dim", expected, size));
+        }
+        if self.image_dim == Some(0) {
+            return Err(check::config("image_dim", "at least 1", 0));
+        }
+        if self.in_channels < self.out_channels {
+            return Err(check::config(
+                "in_channels",
+                format!("at least out_channels, {}", self.out_channels),
+                self.in_channels,
+            ));
+        }
         if !(self.eps.is_finite() && self.eps > 0.0) {
             return Err(check::config("eps", "a positive number", self.eps));
         }
         Ok(())
     }
-
-    /// A transformer with random weights on `device`, in its default float dtype.
-    ///
-    /// # Panics
-    ///
-    /// If [`WanConfig::validate`] refuses the configuration; one that was read from a file is valid.
-    pub fn init(&self, device: &Device) -> WanTransformer {
-        WanTransformer::new(self, device)
-    }
 }
 
-/// The fields as diffusers writes them, with those that only unsupported variants use.
+/// The fields as diffusers writes them, with one that only an unsupported variant uses.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(default)]
 struct Fields {
@@ -188,14 +217,9 @@ impl TryFrom<Fields> for WanConfig {
     type Error = Error;
 
     fn try_from(fields: Fields) -> Result<Self, Error> {
-        for (argument, value) in [
-            ("image_dim", fields.image_dim),
-            ("added_kv_proj_dim", fields.added_kv_proj_dim),
-            ("pos_embed_seq_len", fields.pos_embed_seq_len),
-        ] {
-            if let Some(value) = value {
-                return Err(check::config(argument, "null (image conditioning is not supported yet)", value));
-            }
+        if let Some(value) = fields.pos_embed_seq_len {
+            let expected = "null (first and last frame to video is not supported)";
+            return Err(check::config("pos_embed_seq_len", expected, value));
         }
         if fields.qk_norm.as_deref() != Some(QK_NORM) {
             let got = fields.qk_norm.unwrap_or_else(|| "null".into());
@@ -213,6 +237,8 @@ impl TryFrom<Fields> for WanConfig {
             num_layers: fields.num_layers,
             cross_attn_norm: fields.cross_attn_norm,
             eps: fields.eps,
+            image_dim: fields.image_dim,
+            added_kv_proj_dim: fields.added_kv_proj_dim,
             rope_max_seq_len: fields.rope_max_seq_len,
         };
         config.validate()?;
@@ -234,6 +260,8 @@ impl From<WanConfig> for Fields {
             num_layers: config.num_layers,
             cross_attn_norm: config.cross_attn_norm,
             eps: config.eps,
+            image_dim: config.image_dim,
+            added_kv_proj_dim: config.added_kv_proj_dim,
             rope_max_seq_len: config.rope_max_seq_len,
             ..Self::default()
         }

@@ -3,11 +3,11 @@
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
-use mcsparse::{Error, SelfAttention};
+use mcsparse::{Error, SelfAttention, TokenLayout};
 
 use super::block::table;
-use super::modulation::{modulated_norm, parts};
-use super::{ConditionEmbedder, PatchEmbedding, RotaryTables, Timestep, WanBlock, WanConfig, WanPrepared, unpatchify};
+use super::{ConditionEmbedder, WanBlock, WanCondition, WanConfig, WanPrepared};
+use crate::layers::{PatchEmbedding, RotaryTables, Timestep, modulated_norm, parts, unpatchify};
 use crate::{VelocityModel, check};
 
 /// The Wan video transformer: predicts the velocity of noisy latents.
@@ -33,7 +33,7 @@ impl WanTransformer {
     pub(super) fn new(config: &WanConfig, device: &Device) -> Self {
         config.validate().expect("a valid WanConfig");
         Self {
-            patch_embedding: PatchEmbedding::new(config, device),
+            patch_embedding: PatchEmbedding::new(config.in_channels, config.inner_dim(), config.patch_size, device),
             condition_embedder: ConditionEmbedder::new(config, device),
             blocks: (0..config.num_layers).map(|_| WanBlock::new(config, device)).collect(),
             proj_out: LinearConfig::new(config.inner_dim(), config.output_dim()).init(device),
@@ -57,7 +57,7 @@ impl WanTransformer {
     /// # Shapes
     ///
     /// - `latents`: `[batch, in_channels, frames, height, width]`, the last three multiples of `patch_size`
-    /// - `text`: `[batch, text tokens, text_dim]`
+    /// - `condition`: text `[batch, text tokens, text_dim]`, or a whole [`WanCondition`]
     /// - returns `[batch, out_channels, frames, height, width]` in the dtype of `latents`
     ///
     /// # Errors
@@ -68,39 +68,68 @@ impl WanTransformer {
         &self,
         latents: Tensor<5>,
         timestep: impl Into<Timestep>,
-        text: Tensor<3>,
+        condition: impl Into<WanCondition>,
         attention: &mut dyn SelfAttention,
     ) -> Result<Tensor<5>, Error> {
         let [_, _, frames, height, width] = latents.dims();
-        let prepared = self.prepare(text, [frames, height, width])?;
+        let prepared = self.prepare(condition, [frames, height, width])?;
         self.forward_prepared(latents, timestep, &prepared, attention)
     }
 
-    /// What every step with this `text` and latents of `size` `[frames, height, width]` has in common.
+    /// What every step with this condition and latents of `size` `[frames, height, width]` has in common.
     ///
     /// # Shapes
     ///
-    /// - `text`: `[batch, text tokens, text_dim]`
+    /// - `condition`: text `[batch, text tokens, text_dim]`, or a whole [`WanCondition`]
     ///
     /// # Errors
     ///
     /// [`Error::InvalidTensor`] naming the argument that does not fit.
-    pub fn prepare(&self, text: Tensor<3>, size: [usize; 3]) -> Result<WanPrepared, Error> {
+    pub fn prepare(&self, condition: impl Into<WanCondition>, size: [usize; 3]) -> Result<WanPrepared, Error> {
+        let WanCondition { text, image, latents } = condition.into();
         let grid = self.config.grid(size)?;
         let [batch, tokens, text_dim] = text.dims();
         if text_dim != self.config.text_dim || batch == 0 || tokens == 0 {
             let expected = format!("[batch, text tokens, {}]", self.config.text_dim);
             return Err(check::tensor("text", expected, format!("{:?}", text.dims())));
         }
+        self.check_image(image.as_ref(), batch)?;
+        if let Some(latents) = &latents {
+            let expected = [batch, self.config.in_channels - self.config.out_channels, size[0], size[1], size[2]];
+            if latents.dims() != expected {
+                let got = format!("{:?}", latents.dims());
+                return Err(check::tensor("condition latents", format!("{expected:?}"), got));
+            }
+        }
+        let rotary = RotaryTables::new(grid, self.config.attention_head_dim, &text.device());
         let text = self.condition_embedder.text(text.cast(self.dtype()));
-        Ok(WanPrepared {
-            rotary: RotaryTables::new(grid, self.config.attention_head_dim, &text.device()),
-            text: self.blocks.iter().map(|block| block.attn2.text_keys_values(text.clone())).collect(),
-            grid,
-        })
+        let image = image
+            .zip(self.condition_embedder.image_embedder.as_ref())
+            .map(|(image, embedder)| embedder.forward(image.cast(self.dtype())));
+        let conditions = self.blocks.iter().map(|block| block.attn2.keys_values(text.clone(), image.clone())).collect();
+        Ok(WanPrepared { rotary, conditions, latents, grid })
     }
 
-    /// As [`WanTransformer::forward`], with the text and the grid of `prepared`.
+    fn check_image(&self, image: Option<&Tensor<3>>, batch: usize) -> Result<(), Error> {
+        match (image, self.config.image_dim) {
+            (None, None) => Ok(()),
+            (Some(image), Some(size)) => {
+                let [images, tokens, dim] = image.dims();
+                if images != batch || tokens == 0 || dim != size {
+                    let expected = format!("[{batch}, image tokens, {size}]");
+                    return Err(check::tensor("image", expected, format!("{:?}", image.dims())));
+                }
+                Ok(())
+            }
+            (Some(image), None) => {
+                let got = format!("{:?}", image.dims());
+                Err(check::tensor("image", "none: this model reads no tokens of an image encoder", got))
+            }
+            (None, Some(size)) => Err(check::tensor("image", format!("[{batch}, image tokens, {size}]"), "none")),
+        }
+    }
+
+    /// As [`WanTransformer::forward`], with the condition and the grid of `prepared`.
     ///
     /// # Errors
     ///
@@ -119,9 +148,10 @@ impl WanTransformer {
         let (embedding, projected) = self.condition_embedder.time(timestep);
 
         let dtype = latents.dtype();
+        attention.begin_sequence(&TokenLayout::grid(grid))?;
         let mut x = self.patch_embedding.forward(latents.cast(self.dtype()));
-        for (layer, (block, text)) in self.blocks.iter().zip(&prepared.text).enumerate() {
-            x = block.forward(layer, x, projected.clone(), text, &prepared.rotary, attention)?;
+        for (layer, (block, condition)) in self.blocks.iter().zip(&prepared.conditions).enumerate() {
+            x = block.forward(layer, x, projected.clone(), condition, &prepared.rotary, attention)?;
         }
 
         let table = self.scale_shift_table.val().cast(DType::F32);
@@ -143,7 +173,7 @@ impl WanTransformer {
             let expected = format!("a grid of {:?} tokens, as was prepared", prepared.grid);
             return Err(check::tensor("latents", expected, format!("{grid:?}")));
         }
-        let texts = prepared.text.first().map_or(batch, |text| text.batch());
+        let texts = prepared.conditions.first().map_or(batch, |condition| condition.batch());
         if texts != batch {
             return Err(check::tensor("text", format!("a batch of {batch}, as latents have"), texts));
         }
@@ -152,13 +182,15 @@ impl WanTransformer {
 }
 
 impl VelocityModel for WanTransformer {
+    type Condition = WanCondition;
     type Prepared = WanPrepared;
 
-    fn prepare(&self, text: Tensor<3>, latents: [usize; 5]) -> Result<WanPrepared, Error> {
+    fn prepare(&self, condition: WanCondition, latents: [usize; 5]) -> Result<WanPrepared, Error> {
         let [_, _, frames, height, width] = latents;
-        WanTransformer::prepare(self, text, [frames, height, width])
+        WanTransformer::prepare(self, condition, [frames, height, width])
     }
 
+    /// Latents have the channels of the velocity; those of the condition are appended here.
     fn velocity(
         &self,
         latents: Tensor<5>,
@@ -166,6 +198,10 @@ impl VelocityModel for WanTransformer {
         prepared: &WanPrepared,
         attention: &mut dyn SelfAttention,
     ) -> Result<Tensor<5>, Error> {
+        let latents = match &prepared.latents {
+            Some(rest) => Tensor::cat(vec![latents.clone(), rest.clone().cast(latents.dtype())], 1),
+            None => latents,
+        };
         self.forward_prepared(latents, timestep, prepared, attention)
     }
 }

@@ -2,30 +2,34 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 /// GELU in its tanh form, `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
 ///
 /// Written as `x / (1 + exp(-2 y))`, `y` being the argument of the tanh: on Flex one exponential takes a sixth of the
 /// time of a tanh, and Burn's `gelu_approximate` has a power besides.
-pub(super) fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+///
+/// Worked out in f32, as PyTorch does; with fusion that is one kernel which reads and writes the dtype of `x`.
+pub(crate) fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let dtype = x.dtype();
+    let x = x.cast(DType::F32);
     let factor = -2.0 * (2.0 / std::f64::consts::PI).sqrt();
     let exponent = (x.clone() * x.clone()).mul_scalar(0.044715 * factor).add_scalar(factor) * x.clone();
     // Far below 0 the exponential is infinite and the quotient 0, as it should be.
-    x / exponent.exp().add_scalar(1.0)
+    (x / exponent.exp().add_scalar(1.0)).cast(dtype)
 }
 
 /// Linear, tanh-GELU, linear.
 #[derive(Module, Debug)]
 pub struct FeedForward {
-    /// From `inner_dim` to `ffn_dim`; `ffn.net.0.proj` in files.
+    /// Into the hidden size; `net.0.proj` in files.
     pub up: Linear,
-    /// From `ffn_dim` to `inner_dim`; `ffn.net.2` in files.
+    /// Out of it; `net.2` in files.
     pub down: Linear,
 }
 
 impl FeedForward {
-    pub(super) fn new(inner: usize, hidden: usize, device: &Device) -> Self {
+    pub(crate) fn new(inner: usize, hidden: usize, device: &Device) -> Self {
         Self { up: LinearConfig::new(inner, hidden).init(device), down: LinearConfig::new(hidden, inner).init(device) }
     }
 

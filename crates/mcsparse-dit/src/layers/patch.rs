@@ -3,8 +3,6 @@
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor, module::linear};
 
-use super::WanConfig;
-
 /// Cuts latents into patches, one row of values for every token.
 ///
 /// # Shapes
@@ -52,6 +50,29 @@ pub fn unpatchify(tokens: Tensor<3>, grid: [usize; 3], patch: [usize; 3]) -> Ten
     ])
 }
 
+/// Puts tokens together whose values run over channels first, as [`patchify`] cuts them: its inverse.
+///
+/// # Shapes
+///
+/// - `tokens`: `[batch, tokens, channels * patch]`, `tokens` the product of `grid`
+/// - returns `[batch, channels, frames, height, width]`
+///
+/// # Panics
+///
+/// If `tokens` does not have the sizes that `grid` and `patch` ask for.
+pub fn unpatchify_channels_first(tokens: Tensor<3>, grid: [usize; 3], patch: [usize; 3]) -> Tensor<5> {
+    let [batch, _, values] = tokens.dims();
+    let ([t, h, w], [pt, ph, pw]) = (grid, patch);
+    let channels = values / (pt * ph * pw);
+    tokens.reshape([batch, t, h, w, channels, pt, ph, pw]).permute([0, 4, 1, 5, 2, 6, 3, 7]).reshape([
+        batch,
+        channels,
+        t * pt,
+        h * ph,
+        w * pw,
+    ])
+}
+
 /// The first layer: a convolution whose kernel is its stride, so one matrix product over patches.
 ///
 /// The weight keeps the shape that files have, `[inner_dim, in_channels, patch]`.
@@ -64,9 +85,8 @@ pub struct PatchEmbedding {
 }
 
 impl PatchEmbedding {
-    pub(crate) fn new(config: &WanConfig, device: &Device) -> Self {
-        let [frames, height, width] = config.patch_size;
-        let (out, channels) = (config.inner_dim(), config.in_channels);
+    /// From `channels` channels to tokens of `out` values.
+    pub(crate) fn new(channels: usize, out: usize, [frames, height, width]: [usize; 3], device: &Device) -> Self {
         let fan_in = channels * frames * height * width;
         // The initialisation of a convolution.
         let initializer = Initializer::KaimingUniform { gain: 1.0 / 3f64.sqrt(), fan_out_only: false };

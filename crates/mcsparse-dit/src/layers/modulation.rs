@@ -4,7 +4,7 @@ use burn::nn::LayerNorm;
 use burn::tensor::{DType, Tensor, module::layer_norm};
 
 /// Splits `[a, b, parts, inner]` into `PARTS` tensors `[a, b, inner]`.
-pub(super) fn parts<const PARTS: usize>(tensor: Tensor<4>) -> [Tensor<3>; PARTS] {
+pub(crate) fn parts<const PARTS: usize>(tensor: Tensor<4>) -> [Tensor<3>; PARTS] {
     let [a, b, _, inner] = tensor.dims();
     std::array::from_fn(|part| tensor.clone().slice_dim(2, part..part + 1).reshape([a, b, inner]))
 }
@@ -12,7 +12,7 @@ pub(super) fn parts<const PARTS: usize>(tensor: Tensor<4>) -> [Tensor<3>; PARTS]
 /// `norm(x) * (1 + scale) + shift`, the norm a layer norm without weights, in f32; the result in the dtype of `x`.
 ///
 /// `scale` and `shift` are f32 `[1 or batch, 1 or tokens, inner]`.
-pub(super) fn modulated_norm(x: Tensor<3>, scale: Tensor<3>, shift: Tensor<3>, eps: f64) -> Tensor<3> {
+pub(crate) fn modulated_norm(x: Tensor<3>, scale: Tensor<3>, shift: Tensor<3>, eps: f64) -> Tensor<3> {
     let (dtype, [a, b, inner]) = (x.dtype(), scale.dims());
     let x = x.cast(DType::F32);
     let scale = scale.add_scalar(1.0);
@@ -27,13 +27,13 @@ pub(super) fn modulated_norm(x: Tensor<3>, scale: Tensor<3>, shift: Tensor<3>, e
 }
 
 /// A layer norm with weights, in f32; the result in the dtype of `x`.
-pub(super) fn f32_norm(norm: &LayerNorm, x: Tensor<3>) -> Tensor<3> {
+pub(crate) fn f32_norm(norm: &LayerNorm, x: Tensor<3>) -> Tensor<3> {
     let dtype = x.dtype();
     norm.forward(x.cast(DType::F32)).cast(dtype)
 }
 
 /// `x + update * gate`, added in f32; the result in the dtype of `x`.
-pub(super) fn gated_add(x: Tensor<3>, update: Tensor<3>, gate: Tensor<3>) -> Tensor<3> {
+pub(crate) fn gated_add(x: Tensor<3>, update: Tensor<3>, gate: Tensor<3>) -> Tensor<3> {
     let dtype = x.dtype();
     (update.cast(DType::F32) * gate + x.cast(DType::F32)).cast(dtype)
 }

@@ -1,0 +1,39 @@
+//! Layers that the transformers of this crate share.
+
+mod attend;
+mod embedding;
+mod feed_forward;
+mod modulation;
+mod patch;
+mod rotary;
+
+pub(crate) use attend::{dense, self_attend, split_heads};
+pub(crate) use embedding::timestep_embedding;
+pub use embedding::{Projection, Timestep};
+pub use feed_forward::FeedForward;
+pub(crate) use feed_forward::gelu_tanh;
+pub(crate) use modulation::{f32_norm, gated_add, modulated_norm, parts};
+pub use patch::{PatchEmbedding, patchify, unpatchify, unpatchify_channels_first};
+pub use rotary::{RotaryTables, axis_dims};
+
+use mcsparse::Error;
+
+use crate::check;
+
+/// Tokens along frames, rows and columns for latents of `size` cut into patches of `patch`.
+///
+/// # Errors
+///
+/// [`Error::InvalidTensor`] on argument `latents` if a size is no multiple of the patch.
+pub(crate) fn grid(size: [usize; 3], patch: [usize; 3]) -> Result<[usize; 3], Error> {
+    for axis in 0..3 {
+        if size[axis] == 0 || !size[axis].is_multiple_of(patch[axis]) {
+            let expected = format!("{} a multiple of the patch size {}", AXES[axis], patch[axis]);
+            return Err(check::tensor("latents", expected, size[axis]));
+        }
+    }
+    Ok(std::array::from_fn(|axis| size[axis] / patch[axis]))
+}
+
+/// Names of the axes of a grid.
+pub(crate) const AXES: [&str; 3] = ["frames", "height", "width"];

@@ -1,0 +1,69 @@
+//! Attention with a norm of every head.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::tensor::{Device, Tensor};
+use mcsparse::{Error, SelfAttention};
+
+use super::MiniMaxH3Config;
+use super::rotary::PackedRotary;
+use crate::layers::{dense, self_attend, split_heads};
+
+/// Projections without bias, and an RMS norm of every head on queries and keys.
+#[derive(Module, Debug)]
+pub struct H3Attention {
+    /// Query projection.
+    pub to_q: Linear,
+    /// Key projection.
+    pub to_k: Linear,
+    /// Value projection.
+    pub to_v: Linear,
+    /// Norm of the queries.
+    pub norm_q: RmsNorm,
+    /// Norm of the keys.
+    pub norm_k: RmsNorm,
+    /// Output projection; `to_out.0` in files.
+    pub to_out: Linear,
+    heads: usize,
+}
+
+impl H3Attention {
+    pub(super) fn new(config: &MiniMaxH3Config, device: &Device) -> Self {
+        let linear = |input, output| LinearConfig::new(input, output).with_bias(false).init(device);
+        let norm = || RmsNormConfig::new(config.attention_head_dim).with_epsilon(config.qk_norm_eps).init(device);
+        let (hidden, inner) = (config.hidden_size, config.inner_dim());
+        Self {
+            to_q: linear(hidden, inner),
+            to_k: linear(hidden, inner),
+            to_v: linear(hidden, inner),
+            norm_q: norm(),
+            norm_k: norm(),
+            to_out: linear(inner, hidden),
+            heads: config.num_attention_heads,
+        }
+    }
+
+    fn project(&self, x: Tensor<3>) -> [Tensor<4>; 3] {
+        let heads = |linear: &Linear| split_heads(linear.forward(x.clone()), self.heads);
+        [self.norm_q.forward(heads(&self.to_q)), self.norm_k.forward(heads(&self.to_k)), heads(&self.to_v)]
+    }
+
+    /// Attention within the packed sequence `x` `[batch, tokens, hidden_size]`, left to `attention`.
+    pub(super) fn forward(
+        &self,
+        layer: usize,
+        x: Tensor<3>,
+        rotary: &PackedRotary,
+        attention: &mut dyn SelfAttention,
+    ) -> Result<Tensor<3>, Error> {
+        let [query, key, value] = self.project(x);
+        let output = self_attend(layer, [rotary.rotate(query), rotary.rotate(key), value], attention)?;
+        Ok(self.to_out.forward(output))
+    }
+
+    /// Dense attention within `x`, without positions: that of the text refiner.
+    pub(super) fn refine(&self, x: Tensor<3>) -> Tensor<3> {
+        let [query, key, value] = self.project(x);
+        self.to_out.forward(dense(query, key, value))
+    }
+}
