@@ -8,6 +8,7 @@ mod dit_parity;
 mod dit_pretrained;
 mod dit_sampler;
 mod dit_support;
+mod formats;
 #[cfg(feature = "cube")]
 mod fusion;
 mod grouping;

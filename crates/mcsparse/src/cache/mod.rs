@@ -2,15 +2,19 @@
 
 mod clock;
 mod file;
+mod host;
 mod slot;
+mod stored;
 
 use burn::{module::Module, tensor::Device};
 
 pub(crate) use slot::SlotShape;
-pub use slot::{Slot, SlotKey};
+pub use slot::{Slot, SlotBytes, SlotKey};
+pub(crate) use stored::{KeyLists, Residual};
 
-use crate::{Branch, Error, McSparseConfig, Plan, RunReport, Schedule, StepKind};
+use crate::{Branch, Error, McSparseConfig, Plan, RunReport, Schedule, SlotRecord, StepKind};
 use clock::Clock;
+use host::HostSlot;
 
 /// The cache of one denoising run: a [`Slot`] for each layer, guidance branch and expert, the step clock that says which
 /// steps refresh and which reuse them, and the report of what ran.
@@ -28,6 +32,8 @@ pub struct MetaCache {
     report: RunReport,
     #[module(skip)]
     timed: bool,
+    #[module(skip)]
+    model: Option<String>,
 }
 
 /// Where in the run a call stands, as [`MetaCache::enter`] found it.
@@ -49,7 +55,7 @@ impl MetaCache {
         config.validate()?;
         let clock = Clock::new(config.schedule.plan(steps)?);
         let schedule = config.schedule.clone();
-        Ok(Self { slots: Vec::new(), clock, schedule, report: RunReport::default(), timed: false })
+        Ok(Self { slots: Vec::new(), clock, schedule, report: RunReport::default(), timed: false, model: None })
     }
 
     /// Announces the branches of the run, so that every call must stand in one of them. Without this the run has the
@@ -65,13 +71,22 @@ impl MetaCache {
         self
     }
 
+    /// Names the model, so that files say whose cache they hold and [`MetaCache::load`] refuses those of another one. Slots of
+    /// another shape are refused by the first call that meets them, whatever the name.
+    pub fn with_model(mut self, name: impl Into<String>) -> Self {
+        self.model = Some(name.into());
+        self
+    }
+
     /// Moves the clock to `step`; call it once before each step, from 0 on.
     ///
     /// # Errors
     ///
     /// [`Error::Clock`] if `step` is not the next one or lies past the end of the run.
     pub fn begin_step(&mut self, step: usize) -> Result<(), Error> {
-        self.clock.begin_step(step)
+        self.clock.begin_step(step)?;
+        self.report.set_step(step);
+        Ok(())
     }
 
     /// Says which branch the following calls of this step belong to.
@@ -105,7 +120,7 @@ impl MetaCache {
         self.clock.plan()
     }
 
-    /// What ran so far.
+    /// What ran so far, and what is cached: printed, it ends with a table of the layers' bytes, places and ages.
     pub fn report(&self) -> &RunReport {
         &self.report
     }
@@ -169,6 +184,7 @@ impl MetaCache {
     }
 
     pub(crate) fn store(&mut self, slot: Slot) {
+        self.report.set_slot(SlotRecord::of(&slot));
         match self.slots.iter_mut().find(|old| old.key() == slot.key()) {
             Some(old) => *old = slot,
             None => self.slots.push(slot),
@@ -183,13 +199,15 @@ impl MetaCache {
         self.timed
     }
 
-    /// Writes all slots to a safetensors file. The file appears whole or not at all.
+    /// Writes all slots in their stored forms to a safetensors file with a version and a checksum. The file appears whole or
+    /// not at all: an old one stays until the new one is complete.
     ///
     /// # Errors
     ///
     /// [`Error::CacheFile`] if the file cannot be written.
     pub fn save(&self, path: impl AsRef<std::path::Path>) -> Result<(), Error> {
-        file::save(&self.slots, path.as_ref())
+        let slots: Vec<_> = self.slots.iter().map(HostSlot::of).collect();
+        file::save(&slots, self.model.as_deref(), path.as_ref())
     }
 
     /// Fills the slots from a file that [`MetaCache::save`] wrote, onto `device`, and sets the clock back. A run without
@@ -197,11 +215,12 @@ impl MetaCache {
     ///
     /// # Errors
     ///
-    /// [`Error::CacheFile`] if the file cannot be read, is of another format, or is damaged; this cache is unchanged then.
+    /// [`Error::CacheFile`] if the file cannot be read, is of another version or model, or is damaged; this cache is unchanged
+    /// then.
     pub fn load(&mut self, path: impl AsRef<std::path::Path>, device: &Device) -> Result<(), Error> {
-        let slots = file::load(path.as_ref(), device)?;
+        let slots = file::load(path.as_ref(), self.model.as_deref(), device)?;
         self.clear();
-        self.slots = slots;
+        slots.into_iter().for_each(|slot| self.store(slot));
         Ok(())
     }
 }

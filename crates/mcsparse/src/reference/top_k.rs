@@ -27,17 +27,22 @@ pub fn top_k_indices(values: Tensor<2>, k: usize) -> Tensor<2, Int> {
 pub fn partition_indices(values: Tensor<2>, k: usize, with_rest: bool) -> Tensor<2, Int> {
     let [rows, n] = values.dims();
     assert!((1..=n).contains(&k), "partition_indices: expected k from 1 to {n}, got {k}");
-    let columns = arange(n, &values.device()).reshape([1, n]).expand([rows, n]);
     if k == n {
-        return columns;
+        return arange(n, &values.device()).reshape([1, n]).expand([rows, n]);
     }
+    let order = places_of(largest(values, k), k);
+    if with_rest { order } else { order.slice_dim(1, 0..k) }
+}
+
+/// The marked columns of each row in ascending order, `k` in each, and then the others.
+pub(super) fn places_of(keep: Tensor<2, Bool>, k: usize) -> Tensor<2, Int> {
+    let [rows, n] = keep.dims();
+    let columns = arange(n, &keep.device()).reshape([1, n]).expand([rows, n]);
     // The j-th kept column goes to place j, the j-th of the others to place k + j.
-    let keep = largest(values, k);
     let kept_before = keep.clone().int().cast(INDEX).cumsum(1);
     let rest_place = columns.clone() - kept_before.clone() + k as i64;
     let place = rest_place.mask_where(keep, kept_before.sub_scalar(1));
-    let order = permute_into(place, columns);
-    if with_rest { order } else { order.slice_dim(1, 0..k) }
+    permute_into(place, columns)
 }
 
 /// Marks the `k` largest values of each row `[rows, n]`, ties to the lowest column, NaN last.
