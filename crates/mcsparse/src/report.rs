@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 mod slots;
 
 use crate::{
-    SlotKey, StepKind,
+    SlotKey, StepKind, Transfers,
     ops::{Route, Stage},
 };
 pub use slots::SlotRecord;
@@ -45,6 +45,7 @@ pub struct RunReport {
     untracked: bool,
     slots: Vec<SlotRecord>,
     step: Option<usize>,
+    transfers: Transfers,
 }
 
 impl RunReport {
@@ -87,6 +88,15 @@ impl RunReport {
     /// What is cached, slot by slot, in the order in which they were first filled.
     pub fn slots(&self) -> &[SlotRecord] {
         &self.slots
+    }
+
+    /// What was brought from host memory.
+    pub fn transfers(&self) -> Transfers {
+        self.transfers
+    }
+
+    pub(crate) fn add_transfer(&mut self, transfer: Transfers) {
+        self.transfers.add(transfer);
     }
 
     /// The step that was begun last.
@@ -164,6 +174,17 @@ impl fmt::Display for RunReport {
         }
         if self.untracked {
             writeln!(f, "  inputs came from an autodiff device: no gradient passes through this attention")?;
+        }
+        let Transfers { slots, ahead, bytes, copying, waiting } = self.transfers;
+        if slots > 0 {
+            writeln!(
+                f,
+                "  from host memory: {slots} slots, {} MiB, {ahead} of them ahead of their use; copied in {:.3} s, waited for \
+                 {:.3} s",
+                mib(bytes),
+                copying.as_secs_f64(),
+                waiting.as_secs_f64()
+            )?;
         }
         slots::table(f, &self.slots, self.step)
     }

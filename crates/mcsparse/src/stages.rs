@@ -99,11 +99,15 @@ impl<'a> Run<'a> {
         (output, slot)
     }
 
-    /// Kept keys and residual in the forms that the configuration asks for.
+    /// The forms in which kept keys and residual are cached.
+    pub fn formats(&self) -> (IndexFormat, ResidualFormat) {
+        let smallest = || IndexFormat::smallest(self.problem.keys, self.budget.keys);
+        (self.config.index_format.unwrap_or_else(smallest), self.config.residual_format)
+    }
+
+    /// Kept keys and residual in their cached forms.
     fn encode(&self, indices: Tensor<4, Int>, residual: Tensor<4>, cache: &mut MetaCache) -> (KeyLists, Residual) {
-        let ([.., kept], keys) = (indices.dims(), self.problem.keys);
-        let lists = self.config.index_format.unwrap_or_else(|| IndexFormat::smallest(keys, kept));
-        let values = self.config.residual_format;
+        let ((lists, values), keys) = (self.formats(), self.problem.keys);
         let run =
             |route: &Route| (KeyLists::pack(route, indices, lists, keys), Residual::encode(route, residual, values));
         if lists == IndexFormat::Plain && values == ResidualFormat::Input {

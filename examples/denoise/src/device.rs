@@ -114,7 +114,7 @@ impl DeviceName {
         Err(Error::option(
             "--device",
             format!("a device that was compiled in ({compiled})"),
-            format!("{self}; build with `cargo run --release -p denoise --features {self}` to have it"),
+            format!("{self}; build with `--features {self}` to have it"),
         ))
     }
 

@@ -31,6 +31,12 @@ impl Header {
         }
     }
 
+    /// Bytes of all parts.
+    pub fn size_in_bytes(&self) -> usize {
+        let parts = self.parts().unwrap_or_default();
+        parts.iter().map(|(_, dtype, shape)| dtype.size() * shape.iter().product::<usize>()).sum()
+    }
+
     /// The parts in the order in which they are written.
     pub fn parts(&self) -> Result<Vec<Part>, String> {
         let shape = &self.shape;
@@ -78,6 +84,11 @@ impl HostSlot {
             let _ = part.as_bytes();
         });
         Self { header: Header::of(slot), step: slot.step(), parts }
+    }
+
+    /// Bytes of all parts.
+    pub fn size_in_bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.as_bytes().len()).sum()
     }
 
     /// The slot on `device`.

@@ -3,18 +3,24 @@
 mod clock;
 mod file;
 mod host;
+mod placement;
 mod slot;
 mod stored;
 
 use burn::{module::Module, tensor::Device};
 
+pub use placement::{Placement, Transfers};
 pub(crate) use slot::SlotShape;
 pub use slot::{Slot, SlotBytes, SlotKey};
 pub(crate) use stored::{KeyLists, Residual};
 
-use crate::{Branch, Error, McSparseConfig, Plan, RunReport, Schedule, SlotRecord, StepKind};
+use crate::{
+    Branch, Error, IndexFormat, McSparseConfig, Plan, ResidualFormat, RunReport, Schedule, SlotRecord, StepKind,
+    check::Problem,
+};
 use clock::Clock;
-use host::HostSlot;
+use host::{Header, HostSlot};
+use placement::HostStore;
 
 /// The cache of one denoising run: a [`Slot`] for each layer, guidance branch and expert, the step clock that says which
 /// steps refresh and which reuse them, and the report of what ran.
@@ -34,6 +40,13 @@ pub struct MetaCache {
     timed: bool,
     #[module(skip)]
     model: Option<String>,
+    #[module(skip)]
+    placement: Placement,
+    #[module(skip)]
+    host: HostStore,
+    /// Every slot, in the order in which they were first filled: the order of the model's calls.
+    #[module(skip)]
+    sequence: Vec<SlotKey>,
 }
 
 /// Where in the run a call stands, as [`MetaCache::enter`] found it.
@@ -55,7 +68,17 @@ impl MetaCache {
         config.validate()?;
         let clock = Clock::new(config.schedule.plan(steps)?);
         let schedule = config.schedule.clone();
-        Ok(Self { slots: Vec::new(), clock, schedule, report: RunReport::default(), timed: false, model: None })
+        Ok(Self {
+            slots: Vec::new(),
+            clock,
+            schedule,
+            report: RunReport::default(),
+            timed: false,
+            model: None,
+            placement: Placement::Device,
+            host: HostStore::default(),
+            sequence: Vec::new(),
+        })
     }
 
     /// Announces the branches of the run, so that every call must stand in one of them. Without this the run has the
@@ -68,6 +91,12 @@ impl MetaCache {
     /// Times each stage in the report. Waits for the device around every stage, which slows a GPU down.
     pub fn with_stage_times(mut self, timed: bool) -> Self {
         self.timed = timed;
+        self
+    }
+
+    /// Says where slots wait between their uses.
+    pub fn with_placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
         self
     }
 
@@ -111,6 +140,8 @@ impl MetaCache {
     /// Forgets all slots and the report and sets the clock back, for another run of the same plan.
     pub fn clear(&mut self) {
         self.slots.clear();
+        self.host.clear();
+        self.sequence.clear();
         self.clock.rewind();
         self.report = RunReport::default();
     }
@@ -125,13 +156,18 @@ impl MetaCache {
         &self.report
     }
 
-    /// The filled slots.
+    /// The filled slots on the device; those in host memory are in the report.
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
-    /// Bytes that the cached tensors take.
+    /// Bytes that the cached tensors take, on the device and in host memory.
     pub fn size_in_bytes(&self) -> usize {
+        self.device_bytes() + self.host.slots().iter().map(|slot| slot.size_in_bytes()).sum::<usize>()
+    }
+
+    /// Bytes of the slots that stay on the device.
+    pub fn device_bytes(&self) -> usize {
         self.slots.iter().map(Slot::size_in_bytes).sum()
     }
 
@@ -155,39 +191,124 @@ impl MetaCache {
         self.report.add_call(call.step, &call.key, kind);
     }
 
-    /// The slot that a reuse call reads: filled by the latest anchor of the plan, or loaded from a file.
-    pub(crate) fn fresh_slot(&self, call: &Call) -> Result<&Slot, Error> {
-        let planned = self.clock.plan().anchor_before(call.step);
-        let missing = |reason: String| Error::NoAnchor {
-            layer: call.key.layer,
-            branch: call.key.branch.to_string(),
-            step: call.step,
-            reason,
+    /// The slot that a reuse call reads, filled by the latest anchor of the plan or loaded from a file, on the device of
+    /// `problem`.
+    pub(crate) fn reused_slot(&mut self, call: &Call, shape: &SlotShape, problem: &Problem) -> Result<Slot, Error> {
+        let on_device = self.slots.iter().find(|slot| slot.key() == &call.key);
+        let in_host = self.host.find(&call.key);
+        let step = match (on_device, in_host) {
+            (Some(slot), _) => slot.step(),
+            (None, Some(slot)) => slot.step,
+            (None, None) => return Err(self.no_slot(call)),
         };
-        let slot = self.slots.iter().find(|slot| slot.key() == &call.key).ok_or_else(|| {
-            let others: Vec<_> = self.slots.iter().filter(|s| s.key().layer == call.key.layer).collect();
-            match (planned, others.first()) {
-                (_, Some(other)) => missing(format!("only {} was cached for this layer", other.key().branch)),
-                (Some(anchor), None) => missing(format!("the anchor was step {anchor}, where this layer did not run")),
-                (None, None) => missing("no anchor came before".into()),
-            }
-        })?;
-        match (slot.step(), planned) {
-            (Some(step), Some(anchor)) if step < anchor => {
-                Err(missing(format!("the slot is from step {step}, the refresh at step {anchor} was missed")))
-            }
+        self.check_age(call, step)?;
+        if let Some(slot) = on_device {
+            slot.shape().check(&call.key, shape, Some(slot.device()), problem)?;
+            return Ok(slot.clone());
+        }
+        let header = &in_host.expect("one of the two").header;
+        header.shape.check(&call.key, shape, None, problem)?;
+        let next = self.next_in_host(&call.key).cloned();
+        let (slot, transfer) = self.host.bring(&call.key, next.as_ref(), &problem.device)?;
+        self.report.add_transfer(transfer);
+        Ok(slot)
+    }
+
+    /// The slot in host memory that is needed first after that of `key`, if it is another one.
+    fn next_in_host(&self, key: &SlotKey) -> Option<&SlotKey> {
+        let place = self.sequence.iter().position(|other| other == key)?;
+        let (before, after) = self.sequence.split_at(place);
+        after[1..].iter().chain(before).find(|key| self.host.find(key).is_some())
+    }
+
+    fn missing(call: &Call, reason: String) -> Error {
+        Error::NoAnchor { layer: call.key.layer, branch: call.key.branch.to_string(), step: call.step, reason }
+    }
+
+    fn no_slot(&self, call: &Call) -> Error {
+        let mut others = self.sequence.iter().filter(|key| key.layer == call.key.layer);
+        let reason = match (self.clock.plan().anchor_before(call.step), others.next()) {
+            (_, Some(other)) => format!("only {} was cached for this layer", other.branch),
+            (Some(anchor), None) => format!("the anchor was step {anchor}, where this layer did not run"),
+            (None, None) => "no anchor came before".into(),
+        };
+        Self::missing(call, reason)
+    }
+
+    /// Refuses a slot that an anchor of the plan should have replaced.
+    fn check_age(&self, call: &Call, step: Option<usize>) -> Result<(), Error> {
+        match (step, self.clock.plan().anchor_before(call.step)) {
+            (Some(step), Some(anchor)) if step < anchor => Err(Self::missing(
+                call,
+                format!("the slot is from step {step}, the refresh at step {anchor} was missed"),
+            )),
             (None, Some(anchor)) => {
-                Err(missing(format!("the slot is from a file, the refresh at step {anchor} was missed")))
+                Err(Self::missing(call, format!("the slot is from a file, the refresh at step {anchor} was missed")))
             }
-            _ => Ok(slot),
+            _ => Ok(()),
         }
     }
 
+    /// Refuses an anchor whose slot the placement would have no room for.
+    pub(crate) fn check_room(
+        &self,
+        call: &Call,
+        shape: &SlotShape,
+        (index_format, residual_format): (IndexFormat, ResidualFormat),
+    ) -> Result<(), Error> {
+        let Placement::Budget(allowed) = self.placement else { return Ok(()) };
+        let header = Header { key: call.key.clone(), shape: shape.clone(), index_format, residual_format };
+        let bytes = header.size_in_bytes();
+        let others = self.slots.iter().filter(|slot| *slot.key() != call.key);
+        let beside: usize = others.map(Slot::size_in_bytes).sum();
+        if self.host.slots().is_empty() && beside + bytes <= allowed {
+            return Ok(());
+        }
+        let needed = 2 * self.largest_slot().max(bytes);
+        if needed <= allowed {
+            return Ok(());
+        }
+        Err(Error::Placement {
+            bytes: needed,
+            reason: format!(
+                "layer {}, {}: a budget of {allowed} bytes does not hold all slots, nor two of them, the one in use and \
+                 the next",
+                call.key.layer, call.key.branch
+            ),
+        })
+    }
+
+    fn largest_slot(&self) -> usize {
+        let host = self.host.slots().iter().map(|slot| slot.size_in_bytes());
+        self.slots.iter().map(Slot::size_in_bytes).chain(host).max().unwrap_or(0)
+    }
+
+    /// Puts a filled slot in its place.
     pub(crate) fn store(&mut self, slot: Slot) {
+        let key = slot.key().clone();
+        if !self.sequence.contains(&key) {
+            self.sequence.push(key.clone());
+        }
         self.report.set_slot(SlotRecord::of(&slot));
-        match self.slots.iter_mut().find(|old| old.key() == slot.key()) {
+        self.host.remove(&key);
+        match self.slots.iter_mut().find(|old| *old.key() == key) {
             Some(old) => *old = slot,
             None => self.slots.push(slot),
+        }
+        match self.placement {
+            Placement::Device => {}
+            Placement::Host => self.move_to_host(0),
+            Placement::Budget(allowed) if self.host.slots().is_empty() && self.device_bytes() <= allowed => {}
+            Placement::Budget(allowed) => self.move_to_host(allowed.saturating_sub(2 * self.largest_slot())),
+        }
+    }
+
+    /// Moves slots to host memory, those filled last first, until the others take at most `allowed` bytes.
+    fn move_to_host(&mut self, allowed: usize) {
+        while self.device_bytes() > allowed {
+            let slot = self.slots.pop().expect("bytes belong to slots");
+            self.report.set_slot(SlotRecord { place: "host", ..SlotRecord::of(&slot) });
+            self.host.insert(HostSlot::of(&slot));
         }
     }
 
@@ -206,7 +327,8 @@ impl MetaCache {
     ///
     /// [`Error::CacheFile`] if the file cannot be written.
     pub fn save(&self, path: impl AsRef<std::path::Path>) -> Result<(), Error> {
-        let slots: Vec<_> = self.slots.iter().map(HostSlot::of).collect();
+        let mut slots: Vec<_> = self.slots.iter().map(HostSlot::of).collect();
+        slots.extend(self.host.slots().iter().map(|slot| HostSlot::clone(slot)));
         file::save(&slots, self.model.as_deref(), path.as_ref())
     }
 

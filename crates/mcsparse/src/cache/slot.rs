@@ -2,7 +2,7 @@
 
 use burn::{
     module::Module,
-    tensor::{Int, Tensor},
+    tensor::{Device, Int, Tensor},
 };
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +79,38 @@ impl SlotShape {
     pub fn grouped(&self) -> usize {
         self.tokens.saturating_sub(self.sink_prefix.saturating_add(self.sink_suffix))
     }
+
+    /// Refuses a problem that is not the one that the slot of `key`, on `device` if it is on one, was made for.
+    pub(crate) fn check(
+        &self,
+        key: &SlotKey,
+        now: &SlotShape,
+        device: Option<Device>,
+        problem: &Problem,
+    ) -> Result<(), Error> {
+        let then = self;
+        let pairs: [(&'static str, String, String); 11] = [
+            ("batch", then.batch.to_string(), now.batch.to_string()),
+            ("heads", then.heads.to_string(), now.heads.to_string()),
+            ("kv_heads", then.kv_heads.to_string(), now.kv_heads.to_string()),
+            ("tokens", then.tokens.to_string(), now.tokens.to_string()),
+            ("head_dim", then.head_dim.to_string(), now.head_dim.to_string()),
+            ("dtype", then.dtype.clone(), now.dtype.clone()),
+            ("group_size", then.group_size.to_string(), now.group_size.to_string()),
+            ("sink prefix", then.sink_prefix.to_string(), now.sink_prefix.to_string()),
+            ("sink suffix", then.sink_suffix.to_string(), now.sink_suffix.to_string()),
+            ("kept keys", then.kept_keys.to_string(), now.kept_keys.to_string()),
+            ("scale", then.scale.clone(), now.scale.clone()),
+        ];
+        let device = device.filter(|device| *device != problem.device);
+        let device = device.map(|device| ("device", format!("{device:?}"), format!("{:?}", problem.device)));
+        match pairs.into_iter().filter(|(_, then, now)| then != now).chain(device).next() {
+            None => Ok(()),
+            Some((argument, expected, got)) => {
+                Err(Error::CacheMismatch { argument, layer: key.layer, branch: key.branch.to_string(), expected, got })
+            }
+        }
+    }
 }
 
 impl Slot {
@@ -138,6 +170,10 @@ impl Slot {
         &self.residual
     }
 
+    pub(crate) fn device(&self) -> Device {
+        self.residual.device()
+    }
+
     fn route(&self) -> Route {
         let shape = &self.shape;
         let problem = Problem {
@@ -174,36 +210,5 @@ impl Slot {
     /// Bytes that are kept between steps.
     pub fn size_in_bytes(&self) -> usize {
         self.bytes().total()
-    }
-
-    /// Refuses a problem that is not the one this slot was made for.
-    pub(crate) fn check(&self, now: &SlotShape, problem: &Problem) -> Result<(), Error> {
-        let then = &self.shape;
-        let pairs: [(&'static str, String, String); 11] = [
-            ("batch", then.batch.to_string(), now.batch.to_string()),
-            ("heads", then.heads.to_string(), now.heads.to_string()),
-            ("kv_heads", then.kv_heads.to_string(), now.kv_heads.to_string()),
-            ("tokens", then.tokens.to_string(), now.tokens.to_string()),
-            ("head_dim", then.head_dim.to_string(), now.head_dim.to_string()),
-            ("dtype", then.dtype.clone(), now.dtype.clone()),
-            ("group_size", then.group_size.to_string(), now.group_size.to_string()),
-            ("sink prefix", then.sink_prefix.to_string(), now.sink_prefix.to_string()),
-            ("sink suffix", then.sink_suffix.to_string(), now.sink_suffix.to_string()),
-            ("kept keys", then.kept_keys.to_string(), now.kept_keys.to_string()),
-            ("scale", then.scale.clone(), now.scale.clone()),
-        ];
-        let device = self.residual.device();
-        let device =
-            (device != problem.device).then(|| ("device", format!("{device:?}"), format!("{:?}", problem.device)));
-        match pairs.into_iter().filter(|(_, then, now)| then != now).chain(device).next() {
-            None => Ok(()),
-            Some((argument, expected, got)) => Err(Error::CacheMismatch {
-                argument,
-                layer: self.key.layer,
-                branch: self.key.branch.to_string(),
-                expected,
-                got,
-            }),
-        }
     }
 }

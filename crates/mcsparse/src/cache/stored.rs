@@ -56,6 +56,7 @@ impl KeyLists {
 
 /// The residual in a stored form.
 #[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)] // handles of tensors, one for each layer
 pub(crate) enum Residual {
     /// In the dtype of the inputs.
     Plain(Tensor<4>),

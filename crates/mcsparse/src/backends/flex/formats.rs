@@ -133,7 +133,7 @@ mod tests {
                         assert_eq!(value, if to_low < to_high { low } else { high }, "{format}: {x}");
                     } else {
                         assert!(
-                            got % 2 == 0 && (value == low || value == high),
+                            got.is_multiple_of(2) && (value == low || value == high),
                             "{format}: {x} is a tie, got {got:#x}"
                         );
                     }
