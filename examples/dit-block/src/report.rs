@@ -135,7 +135,7 @@ pub struct RunReport {
 }
 
 impl Report {
-    /// Time of one part over a block's calls of it, summed.
+    /// Time of all parts of a block around attention, from their medians.
     pub fn around_attention(&self) -> f64 {
         self.parts.iter().map(|part| part.calls as f64 * part.time.median).sum()
     }
@@ -146,7 +146,7 @@ impl Report {
         report.attention.zip(report.block)
     }
 
-    /// The fixed part, to be filled in.
+    /// Puts the report together.
     #[allow(clippy::too_many_arguments)] // the parts of a report
     pub fn new(
         options: &Options,

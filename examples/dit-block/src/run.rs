@@ -47,7 +47,7 @@ impl Calls {
     }
 }
 
-/// Medians of attention and block of `kind`; 0 where it was left out.
+/// Medians of attention and block of `kind`, unless it was left out.
 fn medians(kinds: &[KindReport], kind: Kind) -> Option<(f64, f64)> {
     let report = kinds.iter().find(|report| report.kind == kind)?;
     Some((report.attention?.median, report.block?.median))

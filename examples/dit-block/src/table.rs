@@ -72,7 +72,7 @@ pub fn table(report: &Report) -> Table {
                 (Some(time), Some(first)) => format!("one device / this: {:.2}", first.median / time.median),
                 _ => String::new(),
             };
-            row(format!("{name}, heads on {} devices", scaling.devices), time, note);
+            row(format!("{name}, heads over {} device(s)", scaling.devices), time, note);
         }
     }
     let cache = &report.cache;

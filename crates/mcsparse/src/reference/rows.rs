@@ -40,7 +40,8 @@ pub(crate) fn permute_into(destination: Tensor<2, Int>, values: Tensor<2, Int>) 
 
 /// How many marks each row has up to and including each column, `[rows, n]`.
 ///
-/// In blocks: Burn 0.22's `cumsum` is wrong past the 65,536th element of a row on some devices (seen on software Vulkan).
+/// In blocks: on CubeCL devices Burn 0.22's `cumsum` sums every element's row from its start, which takes time that grows with
+/// the square of its length.
 pub(crate) fn running_count(marks: Tensor<2, Bool>) -> Tensor<2, Int> {
     const BLOCK: usize = 1024;
     let ([rows, n], device) = (marks.dims(), marks.device());
