@@ -115,12 +115,12 @@ pub(crate) fn forward(
 
     let run = Run::new(config, &problem, budget);
     let reused = match kind {
-        StepKind::Reuse => {
-            let slot = cache.fresh_slot(&call)?;
-            slot.check(&run.slot_shape(), &problem)?;
-            Some(slot.clone())
+        StepKind::Reuse => Some(cache.reused_slot(&call, &run.slot_shape(), &problem)?),
+        StepKind::Anchor => {
+            cache.check_room(&call, &run.slot_shape(), run.formats())?;
+            None
         }
-        _ => None,
+        StepKind::Dense => None,
     };
     let output = match (kind, reused) {
         (StepKind::Reuse, Some(slot)) => run.reuse(query, key, value, slot, cache),

@@ -3,7 +3,7 @@
 use burn::config::Config;
 
 use crate::{
-    Error, KeyBudget, McSparseAttention, Plan, Schedule, SinkTokens,
+    Error, IndexFormat, KeyBudget, McSparseAttention, Plan, ResidualFormat, Schedule, SinkTokens,
     budget::{Budget, check_density},
     ops::Kernels,
 };
@@ -45,6 +45,12 @@ pub struct McSparseConfig {
     /// Bytes that temporary tensors of one stage may take; the work is cut in chunks to fit, never below one group.
     #[config(default = 536870912)]
     pub workspace_bytes: usize,
+    /// The form in which kept keys are cached; `None` is the smallest for the budget. All are exact.
+    #[config(default = "None")]
+    pub index_format: Option<IndexFormat>,
+    /// The form in which residuals are cached. The 8-bit ones halve the cache of 16-bit inputs and round the residual.
+    #[config(default = "ResidualFormat::Input")]
+    pub residual_format: ResidualFormat,
 }
 
 impl McSparseConfig {
@@ -160,6 +166,7 @@ mod tests {
             suffix: 0,
             within_budget: true,
         });
+        let config = config.with_index_format(Some(IndexFormat::Bitmap)).with_residual_format(ResidualFormat::Fp8);
         let json = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<McSparseConfig>(&json).unwrap(), config);
     }

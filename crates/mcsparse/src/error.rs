@@ -70,6 +70,22 @@ pub enum Error {
         /// The value that came.
         got: String,
     },
+    /// A slot that has no room where the placement puts it, or that did not come from host memory.
+    #[error("cache placement: {reason}; {bytes} bytes needed")]
+    Placement {
+        /// How many bytes are needed.
+        bytes: usize,
+        /// What has no room for them, or what went wrong.
+        reason: String,
+    },
+    /// A device of [`crate::HeadParallel`] that is gone.
+    #[error("device {device} of the head split: {reason}")]
+    Shard {
+        /// The device.
+        device: String,
+        /// What happened.
+        reason: String,
+    },
     /// A cache file that cannot be written, read or trusted.
     #[error("cache file {path}: {reason}")]
     CacheFile {

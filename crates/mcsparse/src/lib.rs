@@ -7,6 +7,8 @@
 //!
 //! - [`McSparseConfig`]: the settings; [`Schedule`]: which steps are dense, anchors or reuse.
 //! - [`McSparseAttention`]: the module for the place of self-attention; [`MetaCache`]: what lives between steps.
+//! - [`Placement`]: where the cache waits; [`IndexFormat`], [`ResidualFormat`]: how large it is.
+//! - [`HeadParallel`]: heads shared out over several devices.
 //! - [`SelfAttention`]: the interface between models and attention methods; [`McSparse`] and [`DenseAttention`] fill it.
 //! - [`mod@reference`]: every stage in plain tensor operations; [`ops`]: the same stages by
 //!   the fastest kernel of the backend.
@@ -44,9 +46,12 @@ mod cache;
 pub mod check;
 mod config;
 mod error;
+mod head_parallel;
+mod index_format;
 pub mod ops;
 pub mod reference;
 mod report;
+mod residual_format;
 mod schedule;
 mod self_attention;
 mod session;
@@ -58,10 +63,13 @@ pub use attention::McSparseAttention;
 pub use backends::cuda_source;
 pub use branch::Branch;
 pub use budget::{Budget, KeyBudget, SinkTokens};
-pub use cache::{MetaCache, Slot, SlotKey};
+pub use cache::{MetaCache, Placement, Slot, SlotBytes, SlotKey, Transfers};
 pub use config::McSparseConfig;
 pub use error::Error;
-pub use report::{CallRecord, RunReport, StageRecord};
+pub use head_parallel::HeadParallel;
+pub use index_format::IndexFormat;
+pub use report::{CallRecord, RunReport, SlotRecord, StageRecord};
+pub use residual_format::ResidualFormat;
 pub use schedule::{Anchors, Plan, Schedule, StepKind, WarmUp};
 pub use self_attention::{DenseAttention, SelfAttention, TokenLayout};
 pub use session::McSparse;

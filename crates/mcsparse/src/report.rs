@@ -2,10 +2,13 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
+mod slots;
+
 use crate::{
-    SlotKey, StepKind,
+    SlotKey, StepKind, Transfers,
     ops::{Route, Stage},
 };
+pub use slots::SlotRecord;
 
 /// One call of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +43,9 @@ pub struct RunReport {
     pairs: f64,
     dense_pairs: f64,
     untracked: bool,
+    slots: Vec<SlotRecord>,
+    step: Option<usize>,
+    transfers: Transfers,
 }
 
 impl RunReport {
@@ -77,6 +83,43 @@ impl RunReport {
     /// Whether inputs on an autodiff device were run without gradient.
     pub fn dropped_gradient(&self) -> bool {
         self.untracked
+    }
+
+    /// What is cached, slot by slot, in the order in which they were first filled.
+    pub fn slots(&self) -> &[SlotRecord] {
+        &self.slots
+    }
+
+    /// What was brought from host memory.
+    pub fn transfers(&self) -> Transfers {
+        self.transfers
+    }
+
+    pub(crate) fn add_transfer(&mut self, transfer: Transfers) {
+        self.transfers.add(transfer);
+    }
+
+    /// The step that was begun last.
+    pub fn step(&self) -> Option<usize> {
+        self.step
+    }
+
+    pub(crate) fn set_step(&mut self, step: usize) {
+        self.step = Some(step);
+    }
+
+    pub(crate) fn set_slot(&mut self, slot: SlotRecord) {
+        match self.slots.iter_mut().find(|old| old.key == slot.key) {
+            Some(old) => *old = slot,
+            None => self.slots.push(slot),
+        }
+    }
+
+    /// Sets the workspace of a stage whose route does not say it.
+    pub(crate) fn note_workspace(&mut self, stage: Stage, bytes: usize) {
+        for (_, record) in self.stages.iter_mut().filter(|((s, _), _)| *s == stage) {
+            record.workspace_bytes = record.workspace_bytes.max(Some(bytes));
+        }
     }
 
     pub(crate) fn add_call(&mut self, step: usize, slot: &SlotKey, kind: StepKind) {
@@ -132,7 +175,18 @@ impl fmt::Display for RunReport {
         if self.untracked {
             writeln!(f, "  inputs came from an autodiff device: no gradient passes through this attention")?;
         }
-        Ok(())
+        let Transfers { slots, ahead, bytes, copying, waiting } = self.transfers;
+        if slots > 0 {
+            writeln!(
+                f,
+                "  from host memory: {slots} slots, {} MiB, {ahead} of them ahead of their use; copied in {:.3} s, waited for \
+                 {:.3} s",
+                mib(bytes),
+                copying.as_secs_f64(),
+                waiting.as_secs_f64()
+            )?;
+        }
+        slots::table(f, &self.slots, self.step)
     }
 }
 

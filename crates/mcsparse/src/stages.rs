@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use burn::tensor::{Int, Tensor};
 
 use crate::{
-    McSparseConfig, MetaCache,
+    IndexFormat, McSparseConfig, MetaCache, ResidualFormat,
     budget::Budget,
-    cache::{Call, Slot, SlotShape},
+    cache::{Call, KeyLists, Residual, Slot, SlotShape},
     check::Problem,
     ops::{self, Epilogue, Route, SparseOptions, Stage, with_queries},
     reference::{GroupOptions, SelectOptions},
@@ -94,8 +94,40 @@ impl<'a> Run<'a> {
         let groups = (order.clone(), indices.clone());
         let residual =
             self.sparse(rows, key, value, groups, Epilogue::ResidualOf(self.grouped_rows(output.clone())), cache);
-        let slot = Slot::new(call.key.clone(), self.slot_shape(), Some(call.step), order, indices, residual);
+        let (lists, residual) = self.encode(indices, residual, cache);
+        let slot = Slot::new(call.key.clone(), self.slot_shape(), Some(call.step), order, lists, residual);
         (output, slot)
+    }
+
+    /// The forms in which kept keys and residual are cached.
+    pub fn formats(&self) -> (IndexFormat, ResidualFormat) {
+        let smallest = || IndexFormat::smallest(self.problem.keys, self.budget.keys);
+        (self.config.index_format.unwrap_or_else(smallest), self.config.residual_format)
+    }
+
+    /// Kept keys and residual in their cached forms.
+    fn encode(&self, indices: Tensor<4, Int>, residual: Tensor<4>, cache: &mut MetaCache) -> (KeyLists, Residual) {
+        let ((lists, values), keys) = (self.formats(), self.problem.keys);
+        let run =
+            |route: &Route| (KeyLists::pack(route, indices, lists, keys), Residual::encode(route, residual, values));
+        if lists == IndexFormat::Plain && values == ResidualFormat::Input {
+            // Nothing to do, and nothing to report.
+            return run(&Route::kernel("as they are"));
+        }
+        self.stage(Stage::Encode, self.problem.queries - self.config.sink.len(), cache, run)
+    }
+
+    /// What attention reads of a slot. The memory of what had to be decoded is counted as workspace.
+    fn decode(&self, slot: &Slot, cache: &mut MetaCache) -> (Tensor<4, Int>, Tensor<4>) {
+        let (lists, residual) = (slot.lists(), slot.stored_residual());
+        let scratch = lists.scratch_bytes() + residual.scratch_bytes();
+        let run = |route: &Route| (lists.expand(route, self.config.workspace_bytes), residual.decode(route));
+        if scratch == 0 {
+            return run(&Route::kernel("as they are"));
+        }
+        let decoded = self.stage(Stage::Decode, self.problem.queries - self.config.sink.len(), cache, run);
+        cache.report_mut().note_workspace(Stage::Decode, scratch);
+        decoded
     }
 
     /// Sparse attention over the slot's keys plus its residual; sink rows dense.
@@ -108,15 +140,9 @@ impl<'a> Run<'a> {
         cache: &mut MetaCache,
     ) -> Tensor<4> {
         let rows = self.grouped_rows(query.clone());
-        let groups = (slot.order().clone(), slot.indices().clone());
-        let output = self.sparse(
-            rows,
-            key.clone(),
-            value.clone(),
-            groups,
-            Epilogue::AddResidual(slot.residual().clone()),
-            cache,
-        );
+        let (indices, residual) = self.decode(&slot, cache);
+        let groups = (slot.order().clone(), indices);
+        let output = self.sparse(rows, key.clone(), value.clone(), groups, Epilogue::AddResidual(residual), cache);
         let (sink, tokens) = (self.config.sink, self.problem.queries);
         if sink.is_empty() {
             return output;

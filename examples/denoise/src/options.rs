@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
+use mcsparse::{IndexFormat, ResidualFormat};
 use mcsparse_dit::pretrained;
 use serde::Serialize;
 
@@ -39,6 +40,55 @@ pub enum KernelsName {
     Auto,
     /// Tensor operations only.
     Reference,
+}
+
+/// How the kept keys are cached between steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyForm {
+    /// The smallest of the others for the budget.
+    Smallest,
+    /// 32-bit indices.
+    Plain,
+    /// 16-bit offsets within blocks of 65,536 keys.
+    Offsets,
+    /// A bit for each key.
+    Bitmap,
+}
+
+impl KeyForm {
+    /// As the library names it.
+    pub fn format(self) -> Option<IndexFormat> {
+        match self {
+            Self::Smallest => None,
+            Self::Plain => Some(IndexFormat::Plain),
+            Self::Offsets => Some(IndexFormat::Offsets),
+            Self::Bitmap => Some(IndexFormat::Bitmap),
+        }
+    }
+}
+
+/// How residuals are cached between steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ResidualForm {
+    /// In the float type of the network.
+    Input,
+    /// 8-bit floats, e4m3, with a scale for each token.
+    Fp8,
+    /// 8-bit integers with a scale for each token.
+    Int8,
+}
+
+impl ResidualForm {
+    /// As the library names it.
+    pub fn format(self) -> ResidualFormat {
+        match self {
+            Self::Input => ResidualFormat::Input,
+            Self::Fp8 => ResidualFormat::Fp8,
+            Self::Int8 => ResidualFormat::Int8,
+        }
+    }
 }
 
 /// Whole numbers with commas between them, or `none`.
@@ -132,6 +182,14 @@ pub struct Options {
     /// Kernels of the device, or tensor operations only
     #[arg(long, value_enum, default_value_t = KernelsName::Auto)]
     pub kernels: KernelsName,
+
+    /// How the kept keys are cached; all forms are exact
+    #[arg(long, value_enum, default_value_t = KeyForm::Smallest)]
+    pub key_form: KeyForm,
+
+    /// How residuals are cached; the 8-bit forms round them
+    #[arg(long, value_enum, default_value_t = ResidualForm::Input)]
+    pub residual_form: ResidualForm,
 
     /// Folder with the weights [default: those of this repository]
     #[arg(long, value_name = "DIR", default_value = pretrained::folder().as_os_str(), hide_default_value = true)]

@@ -106,6 +106,8 @@ fn config(options: &Options, preset: &Preset) -> McSparseConfig {
         .with_group_size(options.group_size.unwrap_or(defaults.group_size))
         .with_schedule(Schedule { warm_up, anchors })
         .with_dense_layers(options.dense_layers.0.clone())
+        .with_index_format(options.key_form.format())
+        .with_residual_format(options.residual_form.format())
         .with_kernels(match options.kernels {
             KernelsName::Auto => Kernels::Auto,
             KernelsName::Reference => Kernels::Reference,
@@ -157,6 +159,9 @@ mod tests {
         assert_eq!((settings.budget.keys, settings.tokens, settings.config.group_size), (40, 256, 16));
         assert!(settings.config.dense_layers.is_empty());
         assert_eq!(settings.dense_config().dense_layers, [0, 1, 2, 3]);
+        let forms = resolve(&["--key-form", "offsets", "--residual-form", "fp8"]).unwrap().config;
+        assert_eq!(forms.index_format, Some(mcsparse::IndexFormat::Offsets));
+        assert_eq!(forms.residual_format, mcsparse::ResidualFormat::Fp8);
         let at = resolve(&["--size", "nano", "--anchors", "3,9", "--warm-up", "4"]).unwrap();
         assert!(at.plan.to_string().starts_with("dddArrrrrA"));
     }

@@ -9,7 +9,8 @@ use crate::report::{ArmReport, Report, StageReport};
 /// Columns of text that the table takes at most.
 const WIDTH: u16 = 110;
 /// The stages in the order in which they run.
-const STAGES: [&str; 4] = ["dense attention", "grouping", "selection", "sparse attention"];
+const STAGES: [&str; 6] =
+    ["dense attention", "grouping", "selection", "cache encoding", "cache decoding", "sparse attention"];
 
 /// The report as a table of one column for each run.
 pub fn table(report: &Report) -> Table {

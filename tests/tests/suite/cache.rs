@@ -1,7 +1,7 @@
 //! The cache as an object: size, files, moving.
 
 use burn::{module::Module, tensor::DType};
-use mcsparse::{McSparse, McSparseConfig, MetaCache, Schedule, SelfAttention, SinkTokens};
+use mcsparse::{IndexFormat, McSparse, McSparseConfig, MetaCache, ResidualFormat, Schedule, SelfAttention, SinkTokens};
 use mcsparse_tests::{device, half_dtypes, random, values};
 
 const SHAPE: [usize; 4] = [2, 3, 37, 16];
@@ -15,7 +15,11 @@ fn config() -> McSparseConfig {
 }
 
 fn filled(dtype: DType) -> McSparse {
-    let mut run = McSparse::new(&config(), 3).unwrap();
+    filled_with(&config(), dtype)
+}
+
+fn filled_with(config: &McSparseConfig, dtype: DType) -> McSparse {
+    let mut run = McSparse::new(config, 3).unwrap();
     run.begin_step(0).unwrap();
     for layer in 1..3 {
         let [q, k, v] = [1, 2, 3].map(|s| random(SHAPE, s + layer as u64, &device()).cast(dtype));
@@ -24,12 +28,47 @@ fn filled(dtype: DType) -> McSparse {
     run
 }
 
+/// All pairs of stored forms.
+fn forms() -> impl Iterator<Item = McSparseConfig> {
+    let pairs = IndexFormat::ALL.into_iter().flat_map(|keys| ResidualFormat::ALL.map(|values| (keys, values)));
+    pairs.map(|(keys, values)| config().with_index_format(Some(keys)).with_residual_format(values))
+}
+
 #[test]
 fn knows_its_size() {
-    let run = filled(DType::F32);
-    let (heads, grouped, groups, kept) = (2 * 3, 34, 5, 9 + 3);
-    let slot = 4 * heads * (grouped + groups * kept + grouped * 16);
-    assert_eq!(run.cache().size_in_bytes(), 2 * slot);
+    let (heads, grouped, groups, kept, tokens) = (2 * 3, 34, 5, 9 + 3, 37usize);
+    for config in forms() {
+        let words = match config.index_format.unwrap() {
+            IndexFormat::Plain => kept,
+            IndexFormat::Offsets => kept / 2,
+            IndexFormat::Bitmap => tokens.div_ceil(32),
+        };
+        let residual = match config.residual_format {
+            ResidualFormat::Input => 4 * 16,
+            ResidualFormat::Fp8 | ResidualFormat::Int8 => 16 + 4,
+        };
+        let slot = heads * (4 * grouped + 4 * groups * words + grouped * residual);
+        let run = filled_with(&config, DType::F32);
+        assert_eq!(run.cache().size_in_bytes(), 2 * slot, "{config:?}");
+        let bytes = run.cache().slots()[0].bytes();
+        assert_eq!((bytes.order, bytes.total()), (heads * 4 * grouped, slot));
+        assert_eq!(run.report().slots()[1].bytes, bytes);
+    }
+    // Left alone, the smallest form of the keys.
+    assert_eq!(filled(DType::F32).cache().slots()[0].index_format(), IndexFormat::Bitmap);
+}
+
+#[test]
+fn the_report_lists_what_is_cached() {
+    let mut run = filled(DType::F32);
+    run.begin_step(1).unwrap();
+    run.begin_step(2).unwrap();
+    let text = run.report().to_string();
+    let line = text.lines().find(|line| line.contains("bitmap")).unwrap_or_else(|| panic!("no slots in {text}"));
+    let cells: Vec<_> = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+    assert_eq!((cells[0], cells[6], cells[7]), ("1-2", "device", "2"), "{text}");
+    run.cache_mut().clear();
+    assert!(run.report().slots().is_empty());
 }
 
 #[test]
@@ -37,13 +76,17 @@ fn a_saved_cache_serves_reuse_like_the_original() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.safetensors");
     let half = half_dtypes(&device(), "a_saved_cache_serves_reuse_like_the_original");
-    for dtype in std::iter::once(DType::F32).chain(half.into_iter().map(|(dtype, _)| dtype)) {
-        let mut original = filled(dtype);
+    let dtypes: Vec<_> = std::iter::once(DType::F32).chain(half.into_iter().map(|(dtype, _)| dtype)).collect();
+    for (dtype, form) in dtypes.into_iter().flat_map(|dtype| forms().map(move |form| (dtype, form))) {
+        let mut original = filled_with(&form, dtype);
         original.cache().save(&path).unwrap();
+        // The forms of a file are its own, whatever the configuration asks for.
         let config = config().with_schedule(Schedule::warm_up(0).with_anchors(mcsparse::Anchors::Loaded));
         let mut cache = MetaCache::new(&config, 3).unwrap();
         cache.load(&path, &device()).unwrap();
         assert_eq!(cache.size_in_bytes(), original.cache().size_in_bytes());
+        assert_eq!(cache.report().slots()[0].residual_format, form.residual_format);
+        assert!(cache.report().to_string().contains("from a file"));
         let mut loaded = McSparse::with_cache(&config, cache).unwrap();
         original.begin_step(1).unwrap();
         loaded.begin_step(0).unwrap();
@@ -54,38 +97,63 @@ fn a_saved_cache_serves_reuse_like_the_original() {
     }
 }
 
+#[test]
+fn a_cache_of_another_model_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("named");
+    let cache = |model: Option<&str>| {
+        let cache = MetaCache::new(&config(), 3).unwrap();
+        model.map_or(cache.clone(), |model| cache.with_model(model))
+    };
+    let refusal = |model| cache(Some(model)).load(&path, &device()).unwrap_err().to_string();
+    filled(DType::F32).cache().clone().with_model("wan-1.3b").save(&path).unwrap();
+    cache(Some("wan-1.3b")).load(&path, &device()).unwrap();
+    cache(None).load(&path, &device()).unwrap();
+    let message = refusal("wan-14b");
+    assert!(message.ends_with("expected a cache of the model \"wan-14b\", got \"wan-1.3b\""), "{message}");
+    filled(DType::F32).cache().save(&path).unwrap();
+    assert!(refusal("wan-14b").ends_with("got none by name"));
+}
+
 /// A file whose checksum is right but whose lists are not: nothing of it may reach a kernel.
 #[test]
 fn consistent_files_with_impossible_lists_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache");
-    let mut run = filled(DType::F32);
-    run.cache().save(&path).unwrap();
-    let bytes = std::fs::read(&path).unwrap();
-    let (header_len, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
-    let metadata = header.metadata().clone().unwrap();
-    let data = 8 + header_len;
-    for (tensor, words) in
-        [("0.order", [0i32, 0]), ("0.indices", [5, 5]), ("1.indices", [-1, 3]), ("1.order", [33, 34])]
-    {
-        let mut edited = bytes.clone();
-        let at = data + header.tensors()[tensor].data_offsets.0;
-        for (i, word) in words.into_iter().enumerate() {
-            edited[at + 4 * i..at + 4 * i + 4].copy_from_slice(&word.to_le_bytes());
+    for form in IndexFormat::ALL {
+        let mut run = filled_with(&config().with_index_format(Some(form)), DType::F32);
+        run.cache().save(&path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let (header_len, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        let metadata = header.metadata().clone().unwrap();
+        let data = 8 + header_len;
+        for (tensor, words) in [
+            ("0.order", [0i32, 0]),
+            ("0.indices", [5, 5]),
+            ("0.indices", [0, 0]),
+            ("1.indices", [-1, 3]),
+            ("1.indices", [0, 1 << 31 | 37]),
+            ("1.order", [33, 34]),
+        ] {
+            let mut edited = bytes.clone();
+            let at = data + header.tensors()[tensor].data_offsets.0;
+            for (i, word) in words.into_iter().enumerate() {
+                edited[at + 4 * i..at + 4 * i + 4].copy_from_slice(&word.to_le_bytes());
+            }
+            let mut crc = crc32fast::Hasher::new();
+            crc.update(metadata["slots"].as_bytes());
+            for name in (0..2).flat_map(|i| ["order", "indices", "residual"].map(|part| format!("{i}.{part}"))) {
+                let (from, to) = header.tensors()[&name].data_offsets;
+                crc.update(&edited[data + from..data + to]);
+            }
+            let crc = format!("{:08x}", crc.finalize());
+            let old = metadata["crc32"].as_bytes();
+            let place = edited.windows(8).position(|w| w == old).unwrap();
+            edited[place..place + 8].copy_from_slice(crc.as_bytes());
+            std::fs::write(&path, edited).unwrap();
+            let message = run.cache_mut().load(&path, &device()).unwrap_err().to_string();
+            assert!(message.contains(tensor) && !message.contains("checksum"), "{form}: {message}");
         }
-        let mut crc = crc32fast::Hasher::new();
-        crc.update(metadata["slots"].as_bytes());
-        for name in (0..2).flat_map(|i| ["order", "indices", "residual"].map(|part| format!("{i}.{part}"))) {
-            let (from, to) = header.tensors()[&name].data_offsets;
-            crc.update(&edited[data + from..data + to]);
-        }
-        let crc = format!("{:08x}", crc.finalize());
-        let old = metadata["crc32"].as_bytes();
-        let place = edited.windows(8).position(|w| w == old).unwrap();
-        edited[place..place + 8].copy_from_slice(crc.as_bytes());
-        std::fs::write(&path, edited).unwrap();
-        let message = run.cache_mut().load(&path, &device()).unwrap_err().to_string();
-        assert!(message.contains(tensor) && !message.contains("checksum"), "{message}");
     }
 }
 
@@ -109,7 +177,7 @@ fn damaged_and_foreign_files_are_refused_and_change_nothing() {
         ("missing", None),
         ("empty", Some(Vec::new())),
         ("cut", Some(good[..good.len() - 9].to_vec())),
-        ("version", Some(edit(text_at(b"mcsparse-cache-1") + 15, b'9'))),
+        ("version", Some(edit(text_at(b"mcsparse-cache-2") + 15, b'9'))),
         ("first", Some(flipped(header))),
         ("middle", Some(flipped((header + good.len()) / 2))),
         ("last", Some(flipped(good.len() - 1))),

@@ -12,7 +12,13 @@ use burn::{
     tensor::{Device, Int, Tensor, TensorData, read_sync},
 };
 use burn_cubecl::{CubeBackend, CubeDevice};
-use mcsparse::ops::{Epilogue, Finish, McSparseOps, Route, Stage, partition_indices};
+use mcsparse::{
+    IndexFormat, ResidualFormat,
+    ops::{
+        Epilogue, Finish, McSparseOps, Route, Stage, decode_residual, encode_residual, expand_indices, pack_indices,
+        partition_indices,
+    },
+};
 use mcsparse_tests::{
     Shape,
     case::{Case, reference_lists},
@@ -126,6 +132,38 @@ fn fusion_changes_no_bit_of_the_partition() {
             let own = integers(CubeBackend::mc_partition_indices(own, k, with_rest));
             let fused = partition_indices(&route, values.clone(), k, with_rest);
             assert!(own == fused.to_data(), "{rows} x {n}, {k}, {with_rest}: {route}");
+        }
+    }
+}
+
+#[test]
+fn fusion_changes_no_bit_of_the_stored_forms() {
+    let device = device();
+    let Some(cube) = cube(&device) else { return assert!(mcsparse_tests::is_flex(), "{device:?} is no CubeCL device") };
+    for (shape, keys) in SHAPES {
+        let case = Case::new(format!("{shape:?}"), &shape, keys, &device);
+        let route = case.routes(Stage::Decode).pop().expect("there is the reference");
+        let (indices, n) = (case.random_lists(7, 0..shape.tokens).indices, shape.tokens);
+        for format in [IndexFormat::Bitmap, IndexFormat::Offsets] {
+            let own = CubeBackend::mc_pack_indices(int(&indices, &cube), format, n);
+            let fused = pack_indices(&route, indices.clone(), format, n);
+            assert!(integers(own.clone()) == fused.to_data(), "{}: {format}", case.name);
+            let own = integers(CubeBackend::mc_expand_indices(own, format, n, keys));
+            assert!(
+                own == expand_indices(&route, fused, format, n, keys, 1 << 20).to_data(),
+                "{}: {format}",
+                case.name
+            );
+        }
+        let residual = case.qkv[0].clone();
+        for format in [ResidualFormat::Fp8, ResidualFormat::Int8] {
+            let (own, own_largest) = CubeBackend::mc_encode_residual(unfused(&residual, &cube), format);
+            let (codes, largest) = encode_residual(&route, residual.clone(), format);
+            assert!(integers(own.clone()) == codes.to_data(), "{}: {format}", case.name);
+            assert!(floats(own_largest.clone()) == largest.to_data(), "{}: {format}", case.name);
+            let own = floats(CubeBackend::mc_decode_residual(own, own_largest, format, shape.head_dim));
+            let fused = decode_residual(&route, codes, largest, format, shape.head_dim);
+            assert!(own == fused.to_data(), "{}: {format}", case.name);
         }
     }
 }

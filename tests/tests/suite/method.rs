@@ -70,14 +70,14 @@ proptest! {
                 continue;
             }
             let slot = &cache.slots()[0];
-            let (orders, kept) = (index_rows(slot.order()), index_rows(slot.indices()));
+            let (orders, kept) = (index_rows(slot.order()), index_rows(&slot.indices()));
             let size = slot.group_size();
             let groups = shape.tokens.div_ceil(size);
             let sparse = Naive::new(&q, &k, &v, (shape.head_dim as f64).powf(-0.5)).rows(|z, i| {
                 let place = orders[z].iter().position(|&x| x == i).unwrap();
                 kept[z * groups + place / size].clone()
             });
-            let expected: Vec<f64> = sparse.0.iter().zip(values(slot.residual())).map(|(s, r)| s + r).collect();
+            let expected: Vec<f64> = sparse.0.iter().zip(values(&slot.residual())).map(|(s, r)| s + r).collect();
             let error = relative_error_of(&values(&output), &expected);
             prop_assert!(error < reference_tolerance(), "{error:e}");
         }

@@ -2,23 +2,17 @@
 
 use std::{borrow::Cow, collections::HashMap, io::Write, path::Path};
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, TensorData};
 use safetensors::{Dtype, SafeTensors, View};
-use serde::{Deserialize, Serialize};
 
-use super::slot::{Slot, SlotKey, SlotShape};
-use crate::Error;
+use super::{
+    host::{Header, HostSlot},
+    slot::Slot,
+};
+use crate::{Error, IndexFormat};
 
-const FORMAT: &str = "mcsparse-cache-1";
-
-/// The tensors of a slot, in the order that the checksum covers them.
-const PARTS: [&str; 3] = ["order", "indices", "residual"];
-
-#[derive(Serialize, Deserialize)]
-struct Header {
-    key: SlotKey,
-    shape: SlotShape,
-}
+/// Name and version. Version 1 had plain indices and residuals only.
+const FORMAT: &str = "mcsparse-cache-2";
 
 struct Stored {
     data: TensorData,
@@ -76,23 +70,24 @@ fn stored(data: TensorData, path: &Path) -> Result<Stored, Error> {
     Ok(Stored { data, dtype, shape })
 }
 
-pub(super) fn save(slots: &[Slot], path: &Path) -> Result<(), Error> {
+pub(super) fn save(slots: &[HostSlot], model: Option<&str>, path: &Path) -> Result<(), Error> {
     let mut tensors = Vec::new();
-    let mut headers = Vec::new();
     for (i, slot) in slots.iter().enumerate() {
-        headers.push(Header { key: slot.key().clone(), shape: slot.shape().clone() });
-        tensors.push((format!("{i}.order"), stored(slot.order().to_data(), path)?));
-        tensors.push((format!("{i}.indices"), stored(slot.indices().to_data(), path)?));
-        tensors.push((format!("{i}.residual"), stored(slot.residual().to_data(), path)?));
+        let parts = slot.header.parts().map_err(|e| refuse(path, e))?;
+        for ((name, ..), data) in parts.into_iter().zip(&slot.parts) {
+            tensors.push((format!("{i}.{name}"), stored(data.clone(), path)?));
+        }
     }
+    let headers: Vec<&Header> = slots.iter().map(|slot| &slot.header).collect();
     let headers = serde_json::to_string(&headers).map_err(|e| refuse(path, e))?;
     let mut checksum = Checksum::new(&headers);
     tensors.iter().for_each(|(_, tensor)| checksum.update(tensor.data.as_bytes()));
-    let metadata = HashMap::from([
+    let mut metadata = HashMap::from([
         ("format".to_string(), FORMAT.to_string()),
         ("slots".to_string(), headers),
         ("crc32".to_string(), checksum.finish()),
     ]);
+    metadata.extend(model.map(|model| ("model".to_string(), model.to_string())));
     let bytes = safetensors::serialize(tensors, Some(metadata)).map_err(|e| refuse(path, e))?;
     // Written beside the target and renamed, so that a crash leaves the old file or the new one.
     let mut partial = path.as_os_str().to_owned();
@@ -110,13 +105,21 @@ pub(super) fn save(slots: &[Slot], path: &Path) -> Result<(), Error> {
     })
 }
 
-pub(super) fn load(path: &Path, device: &Device) -> Result<Vec<Slot>, Error> {
+/// The slots of a file on `device`; `model` is whose they must be, if it is named.
+pub(super) fn load(path: &Path, model: Option<&str>, device: &Device) -> Result<Vec<Slot>, Error> {
     let bytes = std::fs::read(path).map_err(|e| refuse(path, e))?;
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| refuse(path, e))?;
     let metadata = header.metadata().clone().unwrap_or_default();
     match metadata.get("format") {
         Some(format) if format == FORMAT => {}
         other => return Err(refuse(path, format!("expected format {FORMAT}, got {other:?}"))),
+    }
+    match (model, metadata.get("model")) {
+        (Some(model), found) if found.map(String::as_str) != Some(model) => {
+            let found = found.map_or("none by name".to_string(), |found| format!("{found:?}"));
+            return Err(refuse(path, format!("expected a cache of the model {model:?}, got {found}")));
+        }
+        _ => {}
     }
     let slots = metadata.get("slots").ok_or_else(|| refuse(path, "the list of slots is missing"))?;
     let headers: Vec<Header> = serde_json::from_str(slots).map_err(|e| refuse(path, e))?;
@@ -127,13 +130,18 @@ pub(super) fn load(path: &Path, device: &Device) -> Result<Vec<Slot>, Error> {
     }
     let file = SafeTensors::deserialize(&bytes).map_err(|e| refuse(path, e))?;
     let mut checksum = Checksum::new(slots);
-    for name in (0..headers.len()).flat_map(|i| PARTS.map(|part| format!("{i}.{part}"))) {
+    let mut parts = Vec::new();
+    for header in &headers {
+        parts.push(header.parts().map_err(|e| refuse(path, e))?);
+    }
+    for (i, (part, ..)) in parts.iter().enumerate().flat_map(|(i, parts)| parts.iter().map(move |part| (i, part))) {
+        let name = format!("{i}.{part}");
         checksum.update(file.tensor(&name).map_err(|e| refuse(path, format!("{name}: {e}")))?.data());
     }
     if metadata.get("crc32") != Some(&checksum.finish()) {
         return Err(refuse(path, "the contents do not have the checksum that they were written with"));
     }
-    let read = |name: String, expected: &[usize], dtype: Option<&str>| {
+    let read = |name: String, dtype: DType, expected: &[usize]| {
         let view = file.tensor(&name).map_err(|e| refuse(path, format!("{name}: {e}")))?;
         if view.shape() != expected {
             return Err(refuse(path, format!("{name}: expected shape {expected:?}, got {:?}", view.shape())));
@@ -145,39 +153,27 @@ pub(super) fn load(path: &Path, device: &Device) -> Result<Vec<Slot>, Error> {
             Dtype::I32 => DType::I32,
             other => return Err(refuse(path, format!("{name}: unknown dtype {other:?}"))),
         };
-        if format!("{kind:?}") != dtype.unwrap_or("I32") {
-            return Err(refuse(path, format!("{name}: expected dtype {}, got {kind:?}", dtype.unwrap_or("I32"))));
+        if kind != dtype {
+            return Err(refuse(path, format!("{name}: expected dtype {dtype:?}, got {kind:?}")));
+        }
+        if !device.supports_dtype(kind) {
+            return Err(refuse(path, format!("{name}: {device:?} does not support {kind:?}")));
         }
         Ok(TensorData::from_bytes_vec(view.data().to_vec(), view.shape().to_vec(), kind))
     };
-    headers
-        .into_iter()
-        .enumerate()
-        .map(|(i, Header { key, shape })| {
-            let (b, h) = (shape.batch, shape.heads);
-            let sinks = shape.sink_prefix.saturating_add(shape.sink_suffix);
-            let grouped = shape.tokens.saturating_sub(sinks);
-            let groups = grouped.div_ceil(shape.group_size.max(1));
-            let order = read(format!("{i}.order"), &[b, h, grouped], None)?;
-            let indices = read(format!("{i}.indices"), &[b, h, groups, shape.kept_keys], None)?;
-            let residual = read(format!("{i}.residual"), &[b, h, grouped, shape.head_dim], Some(&shape.dtype))?;
-            permutations(&order, grouped).map_err(|e| refuse(path, format!("{i}.order: {e}")))?;
-            ascending(&indices, shape.kept_keys, shape.tokens)
-                .map_err(|e| refuse(path, format!("{i}.indices: {e}")))?;
-            if !device.supports_dtype(residual.dtype()) {
-                return Err(refuse(path, format!("{i}.residual: {device:?} does not support {}", shape.dtype)));
-            }
-            let dtype = residual.dtype();
-            Ok(Slot::new(
-                key,
-                shape,
-                None,
-                Tensor::<3, Int>::from_data(order, (device, DType::I32)),
-                Tensor::<4, Int>::from_data(indices, (device, DType::I32)),
-                Tensor::<4>::from_data(residual, (device, dtype)),
-            ))
-        })
-        .collect()
+    let mut slots = Vec::new();
+    for (i, (header, parts)) in headers.into_iter().zip(parts).enumerate() {
+        let mut data = Vec::new();
+        for (part, dtype, shape) in &parts {
+            data.push(read(format!("{i}.{part}"), *dtype, shape)?);
+        }
+        let shape = &header.shape;
+        permutations(&data[0], shape.grouped()).map_err(|e| refuse(path, format!("{i}.order: {e}")))?;
+        ascending(&data[1], header.index_format, shape.kept_keys, shape.tokens)
+            .map_err(|e| refuse(path, format!("{i}.indices: {e}")))?;
+        slots.push(HostSlot { header, step: None, parts: data }.to_device(device));
+    }
+    Ok(slots)
 }
 
 /// Rows that are no permutation would leave output rows unwritten.
@@ -199,13 +195,15 @@ fn permutations(order: &TensorData, len: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// An index outside its range would read foreign memory in a kernel that trusts it, a repeated one count a key twice.
-fn ascending(indices: &TensorData, width: usize, below: usize) -> Result<(), String> {
-    let flat: Vec<i64> = indices.iter::<i64>().collect();
-    for row in flat.chunks(width.max(1)) {
-        let sorted = row.windows(2).all(|pair| pair[0] < pair[1]);
-        if !sorted || row.first().is_some_and(|&i| i < 0) || row.last().is_some_and(|&i| i >= below as i64) {
-            return Err(format!("expected ascending indices below {below} in each row, got {row:?}"));
+/// An index outside its range would read foreign memory in a kernel that trusts it, a repeated one count a key twice, and
+/// lists that are too short leave a kernel's memory unwritten.
+fn ascending(words: &TensorData, format: IndexFormat, kept: usize, below: usize) -> Result<(), String> {
+    let flat: Vec<u32> = words.iter::<i32>().map(|word| word as u32).collect();
+    for row in flat.chunks(format.words(below, kept).max(1)) {
+        let list = format.expand(row, below, kept);
+        let sorted = list.windows(2).all(|pair| pair[0] < pair[1]);
+        if !sorted || list.len() != kept || list.last().is_some_and(|&i| i as usize >= below) {
+            return Err(format!("expected {kept} ascending indices below {below} in each row, got {list:?}"));
         }
     }
     Ok(())

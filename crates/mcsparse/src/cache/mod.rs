@@ -2,15 +2,23 @@
 
 mod clock;
 mod file;
+mod host;
+mod placement;
 mod slot;
+mod slots;
+mod stored;
 
 use burn::{module::Module, tensor::Device};
 
+pub use placement::{Placement, Transfers};
 pub(crate) use slot::SlotShape;
-pub use slot::{Slot, SlotKey};
+pub use slot::{Slot, SlotBytes, SlotKey};
+pub(crate) use stored::{KeyLists, Residual};
 
 use crate::{Branch, Error, McSparseConfig, Plan, RunReport, Schedule, StepKind};
 use clock::Clock;
+use host::HostSlot;
+use placement::HostStore;
 
 /// The cache of one denoising run: a [`Slot`] for each layer, guidance branch and expert, the step clock that says which
 /// steps refresh and which reuse them, and the report of what ran.
@@ -28,6 +36,15 @@ pub struct MetaCache {
     report: RunReport,
     #[module(skip)]
     timed: bool,
+    #[module(skip)]
+    model: Option<String>,
+    #[module(skip)]
+    placement: Placement,
+    #[module(skip)]
+    host: HostStore,
+    /// Every slot, in the order in which they were first filled: the order of the model's calls.
+    #[module(skip)]
+    sequence: Vec<SlotKey>,
 }
 
 /// Where in the run a call stands, as [`MetaCache::enter`] found it.
@@ -49,7 +66,17 @@ impl MetaCache {
         config.validate()?;
         let clock = Clock::new(config.schedule.plan(steps)?);
         let schedule = config.schedule.clone();
-        Ok(Self { slots: Vec::new(), clock, schedule, report: RunReport::default(), timed: false })
+        Ok(Self {
+            slots: Vec::new(),
+            clock,
+            schedule,
+            report: RunReport::default(),
+            timed: false,
+            model: None,
+            placement: Placement::Device,
+            host: HostStore::default(),
+            sequence: Vec::new(),
+        })
     }
 
     /// Announces the branches of the run, so that every call must stand in one of them. Without this the run has the
@@ -65,13 +92,28 @@ impl MetaCache {
         self
     }
 
+    /// Says where slots wait between their uses.
+    pub fn with_placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
+        self
+    }
+
+    /// Names the model, so that files say whose cache they hold and [`MetaCache::load`] refuses those of another one. Slots of
+    /// another shape are refused by the first call that meets them, whatever the name.
+    pub fn with_model(mut self, name: impl Into<String>) -> Self {
+        self.model = Some(name.into());
+        self
+    }
+
     /// Moves the clock to `step`; call it once before each step, from 0 on.
     ///
     /// # Errors
     ///
     /// [`Error::Clock`] if `step` is not the next one or lies past the end of the run.
     pub fn begin_step(&mut self, step: usize) -> Result<(), Error> {
-        self.clock.begin_step(step)
+        self.clock.begin_step(step)?;
+        self.report.set_step(step);
+        Ok(())
     }
 
     /// Says which branch the following calls of this step belong to.
@@ -96,6 +138,8 @@ impl MetaCache {
     /// Forgets all slots and the report and sets the clock back, for another run of the same plan.
     pub fn clear(&mut self) {
         self.slots.clear();
+        self.host.clear();
+        self.sequence.clear();
         self.clock.rewind();
         self.report = RunReport::default();
     }
@@ -105,18 +149,23 @@ impl MetaCache {
         self.clock.plan()
     }
 
-    /// What ran so far.
+    /// What ran so far, and what is cached: printed, it ends with a table of the layers' bytes, places and ages.
     pub fn report(&self) -> &RunReport {
         &self.report
     }
 
-    /// The filled slots.
+    /// The filled slots on the device; those in host memory are in the report.
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
-    /// Bytes that the cached tensors take.
+    /// Bytes that the cached tensors take, on the device and in host memory.
     pub fn size_in_bytes(&self) -> usize {
+        self.device_bytes() + self.host.slots().iter().map(|slot| slot.size_in_bytes()).sum::<usize>()
+    }
+
+    /// Bytes of the slots that stay on the device.
+    pub fn device_bytes(&self) -> usize {
         self.slots.iter().map(Slot::size_in_bytes).sum()
     }
 
@@ -140,41 +189,6 @@ impl MetaCache {
         self.report.add_call(call.step, &call.key, kind);
     }
 
-    /// The slot that a reuse call reads: filled by the latest anchor of the plan, or loaded from a file.
-    pub(crate) fn fresh_slot(&self, call: &Call) -> Result<&Slot, Error> {
-        let planned = self.clock.plan().anchor_before(call.step);
-        let missing = |reason: String| Error::NoAnchor {
-            layer: call.key.layer,
-            branch: call.key.branch.to_string(),
-            step: call.step,
-            reason,
-        };
-        let slot = self.slots.iter().find(|slot| slot.key() == &call.key).ok_or_else(|| {
-            let others: Vec<_> = self.slots.iter().filter(|s| s.key().layer == call.key.layer).collect();
-            match (planned, others.first()) {
-                (_, Some(other)) => missing(format!("only {} was cached for this layer", other.key().branch)),
-                (Some(anchor), None) => missing(format!("the anchor was step {anchor}, where this layer did not run")),
-                (None, None) => missing("no anchor came before".into()),
-            }
-        })?;
-        match (slot.step(), planned) {
-            (Some(step), Some(anchor)) if step < anchor => {
-                Err(missing(format!("the slot is from step {step}, the refresh at step {anchor} was missed")))
-            }
-            (None, Some(anchor)) => {
-                Err(missing(format!("the slot is from a file, the refresh at step {anchor} was missed")))
-            }
-            _ => Ok(slot),
-        }
-    }
-
-    pub(crate) fn store(&mut self, slot: Slot) {
-        match self.slots.iter_mut().find(|old| old.key() == slot.key()) {
-            Some(old) => *old = slot,
-            None => self.slots.push(slot),
-        }
-    }
-
     pub(crate) fn report_mut(&mut self) -> &mut RunReport {
         &mut self.report
     }
@@ -183,13 +197,16 @@ impl MetaCache {
         self.timed
     }
 
-    /// Writes all slots to a safetensors file. The file appears whole or not at all.
+    /// Writes all slots in their stored forms to a safetensors file with a version and a checksum. The file appears whole or
+    /// not at all: an old one stays until the new one is complete.
     ///
     /// # Errors
     ///
     /// [`Error::CacheFile`] if the file cannot be written.
     pub fn save(&self, path: impl AsRef<std::path::Path>) -> Result<(), Error> {
-        file::save(&self.slots, path.as_ref())
+        let mut slots: Vec<_> = self.slots.iter().map(HostSlot::of).collect();
+        slots.extend(self.host.slots().iter().map(|slot| HostSlot::clone(slot)));
+        file::save(&slots, self.model.as_deref(), path.as_ref())
     }
 
     /// Fills the slots from a file that [`MetaCache::save`] wrote, onto `device`, and sets the clock back. A run without
@@ -197,11 +214,12 @@ impl MetaCache {
     ///
     /// # Errors
     ///
-    /// [`Error::CacheFile`] if the file cannot be read, is of another format, or is damaged; this cache is unchanged then.
+    /// [`Error::CacheFile`] if the file cannot be read, is of another version or model, or is damaged; this cache is unchanged
+    /// then.
     pub fn load(&mut self, path: impl AsRef<std::path::Path>, device: &Device) -> Result<(), Error> {
-        let slots = file::load(path.as_ref(), device)?;
+        let slots = file::load(path.as_ref(), self.model.as_deref(), device)?;
         self.clear();
-        self.slots = slots;
+        slots.into_iter().for_each(|slot| self.store(slot));
         Ok(())
     }
 }

@@ -2,11 +2,16 @@
 
 use burn::{
     module::Module,
-    tensor::{Int, Tensor},
+    tensor::{Device, Int, Tensor},
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Branch, Error, check::Problem};
+use super::stored::{KeyLists, Residual, int_bytes};
+use crate::{
+    Branch, Error, IndexFormat, ResidualFormat,
+    check::Problem,
+    ops::{self, Kernels, Route, Stage},
+};
 
 /// Which layer and branch a slot belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -21,8 +26,8 @@ pub struct SlotKey {
 #[derive(Module, Debug)]
 pub struct Slot {
     order: Tensor<3, Int>,
-    indices: Tensor<4, Int>,
-    residual: Tensor<4>,
+    lists: KeyLists,
+    residual: Residual,
     #[module(skip)]
     key: SlotKey,
     #[module(skip)]
@@ -48,16 +53,76 @@ pub(crate) struct SlotShape {
     pub scale: String,
 }
 
+/// What [`Slot::indices`] may take for temporary tensors where the backend has no kernel for it.
+const DECODING_BYTES: usize = 512 << 20;
+
+/// Bytes of a slot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SlotBytes {
+    /// The groups.
+    pub order: usize,
+    /// The kept keys in their stored form.
+    pub indices: usize,
+    /// The residual in its stored form, scales included.
+    pub residual: usize,
+}
+
+impl SlotBytes {
+    /// All parts.
+    pub fn total(&self) -> usize {
+        self.order + self.indices + self.residual
+    }
+}
+
+impl SlotShape {
+    /// Tokens that are no sinks.
+    pub fn grouped(&self) -> usize {
+        self.tokens.saturating_sub(self.sink_prefix.saturating_add(self.sink_suffix))
+    }
+
+    /// Refuses a problem that is not the one that the slot of `key`, on `device` if it is on one, was made for.
+    pub(crate) fn check(
+        &self,
+        key: &SlotKey,
+        now: &SlotShape,
+        device: Option<Device>,
+        problem: &Problem,
+    ) -> Result<(), Error> {
+        let then = self;
+        let pairs: [(&'static str, String, String); 11] = [
+            ("batch", then.batch.to_string(), now.batch.to_string()),
+            ("heads", then.heads.to_string(), now.heads.to_string()),
+            ("kv_heads", then.kv_heads.to_string(), now.kv_heads.to_string()),
+            ("tokens", then.tokens.to_string(), now.tokens.to_string()),
+            ("head_dim", then.head_dim.to_string(), now.head_dim.to_string()),
+            ("dtype", then.dtype.clone(), now.dtype.clone()),
+            ("group_size", then.group_size.to_string(), now.group_size.to_string()),
+            ("sink prefix", then.sink_prefix.to_string(), now.sink_prefix.to_string()),
+            ("sink suffix", then.sink_suffix.to_string(), now.sink_suffix.to_string()),
+            ("kept keys", then.kept_keys.to_string(), now.kept_keys.to_string()),
+            ("scale", then.scale.clone(), now.scale.clone()),
+        ];
+        let device = device.filter(|device| *device != problem.device);
+        let device = device.map(|device| ("device", format!("{device:?}"), format!("{:?}", problem.device)));
+        match pairs.into_iter().filter(|(_, then, now)| then != now).chain(device).next() {
+            None => Ok(()),
+            Some((argument, expected, got)) => {
+                Err(Error::CacheMismatch { argument, layer: key.layer, branch: key.branch.to_string(), expected, got })
+            }
+        }
+    }
+}
+
 impl Slot {
     pub(crate) fn new(
         key: SlotKey,
         shape: SlotShape,
         step: Option<usize>,
         order: Tensor<3, Int>,
-        indices: Tensor<4, Int>,
-        residual: Tensor<4>,
+        lists: KeyLists,
+        residual: Residual,
     ) -> Self {
-        Self { order, indices, residual, key, shape, step }
+        Self { order, lists, residual, key, shape, step }
     }
 
     /// The layer and branch.
@@ -76,14 +141,52 @@ impl Slot {
         &self.order
     }
 
-    /// Kept keys: `[batch, heads, groups, kept]`, ascending token indices.
-    pub fn indices(&self) -> &Tensor<4, Int> {
-        &self.indices
+    /// Kept keys: `[batch, heads, groups, kept]`, ascending token indices, expanded from their stored form.
+    pub fn indices(&self) -> Tensor<4, Int> {
+        self.lists.expand(&self.route(), DECODING_BYTES)
     }
 
-    /// Dense minus sparse output at the anchor: `[batch, heads, grouped tokens, head_dim]` in the model's order.
-    pub fn residual(&self) -> &Tensor<4> {
+    /// Dense minus sparse output at the anchor: `[batch, heads, grouped tokens, head_dim]` in the model's order and the dtype
+    /// of the inputs, decoded from its stored form.
+    pub fn residual(&self) -> Tensor<4> {
+        self.residual.decode(&self.route())
+    }
+
+    /// The stored form of the kept keys.
+    pub fn index_format(&self) -> IndexFormat {
+        self.lists.format()
+    }
+
+    /// The stored form of the residual.
+    pub fn residual_format(&self) -> ResidualFormat {
+        self.residual.format()
+    }
+
+    pub(crate) fn lists(&self) -> &KeyLists {
+        &self.lists
+    }
+
+    pub(crate) fn stored_residual(&self) -> &Residual {
         &self.residual
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.residual.device()
+    }
+
+    fn route(&self) -> Route {
+        let shape = &self.shape;
+        let problem = Problem {
+            batch: shape.batch,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            queries: shape.grouped(),
+            keys: shape.tokens,
+            head_dim: shape.head_dim,
+            dtype: self.residual.dtype(),
+            device: self.residual.device(),
+        };
+        ops::route(Stage::Decode, &problem, Kernels::Auto)
     }
 
     /// Queries in a group.
@@ -95,41 +198,17 @@ impl Slot {
         &self.shape
     }
 
-    /// Bytes of the three tensors.
-    pub fn size_in_bytes(&self) -> usize {
-        self.order.shape().num_elements() * self.order.dtype().size()
-            + self.indices.shape().num_elements() * self.indices.dtype().size()
-            + self.residual.shape().num_elements() * self.residual.dtype().size()
+    /// Bytes that are kept between steps, by part.
+    pub fn bytes(&self) -> SlotBytes {
+        SlotBytes {
+            order: int_bytes(&self.order),
+            indices: int_bytes(self.lists.words()),
+            residual: self.residual.size_in_bytes(),
+        }
     }
 
-    /// Refuses a problem that is not the one this slot was made for.
-    pub(crate) fn check(&self, now: &SlotShape, problem: &Problem) -> Result<(), Error> {
-        let then = &self.shape;
-        let pairs: [(&'static str, String, String); 11] = [
-            ("batch", then.batch.to_string(), now.batch.to_string()),
-            ("heads", then.heads.to_string(), now.heads.to_string()),
-            ("kv_heads", then.kv_heads.to_string(), now.kv_heads.to_string()),
-            ("tokens", then.tokens.to_string(), now.tokens.to_string()),
-            ("head_dim", then.head_dim.to_string(), now.head_dim.to_string()),
-            ("dtype", then.dtype.clone(), now.dtype.clone()),
-            ("group_size", then.group_size.to_string(), now.group_size.to_string()),
-            ("sink prefix", then.sink_prefix.to_string(), now.sink_prefix.to_string()),
-            ("sink suffix", then.sink_suffix.to_string(), now.sink_suffix.to_string()),
-            ("kept keys", then.kept_keys.to_string(), now.kept_keys.to_string()),
-            ("scale", then.scale.clone(), now.scale.clone()),
-        ];
-        let device = self.residual.device();
-        let device =
-            (device != problem.device).then(|| ("device", format!("{device:?}"), format!("{:?}", problem.device)));
-        match pairs.into_iter().filter(|(_, then, now)| then != now).chain(device).next() {
-            None => Ok(()),
-            Some((argument, expected, got)) => Err(Error::CacheMismatch {
-                argument,
-                layer: self.key.layer,
-                branch: self.key.branch.to_string(),
-                expected,
-                got,
-            }),
-        }
+    /// Bytes that are kept between steps.
+    pub fn size_in_bytes(&self) -> usize {
+        self.bytes().total()
     }
 }

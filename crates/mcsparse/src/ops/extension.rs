@@ -5,7 +5,10 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
-use crate::reference::{GroupOptions, SelectOptions};
+use crate::{
+    IndexFormat, ResidualFormat,
+    reference::{GroupOptions, SelectOptions},
+};
 
 /// What the sparse kernel does with its output and one more tensor; see [`super::Epilogue`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -93,6 +96,35 @@ pub trait McSparseOps: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         no_kernel::<Self, _>("sparse attention")
     }
+
+    /// Ascending lists of keys below `keys` to a stored form; see [`crate::reference::pack_indices`].
+    #[fusion(meta = |indices, format, keys| metadata::packed(indices, *format, *keys))]
+    fn mc_pack_indices(indices: IntTensor<Self>, format: IndexFormat, keys: usize) -> IntTensor<Self> {
+        no_kernel::<Self, _>("packing of indices")
+    }
+
+    /// The `kept` indices of each list from a stored form; see [`crate::reference::expand_indices`].
+    #[fusion(meta = |packed, _format, _keys, kept| metadata::expanded(packed, *kept))]
+    fn mc_expand_indices(packed: IntTensor<Self>, format: IndexFormat, keys: usize, kept: usize) -> IntTensor<Self> {
+        no_kernel::<Self, _>("expansion of indices")
+    }
+
+    /// A residual to 8-bit codes and the largest magnitude of each row; see [`crate::reference::encode_residual`].
+    #[fusion(meta = |residual, _format| metadata::codes(residual))]
+    fn mc_encode_residual(residual: FloatTensor<Self>, format: ResidualFormat) -> (IntTensor<Self>, FloatTensor<Self>) {
+        no_kernel::<Self, _>("encoding of residuals")
+    }
+
+    /// A residual from 8-bit codes; see [`crate::reference::decode_residual`].
+    #[fusion(meta = |_codes, largest, _format, head_dim| metadata::residual(largest, *head_dim))]
+    fn mc_decode_residual(
+        codes: IntTensor<Self>,
+        largest: FloatTensor<Self>,
+        format: ResidualFormat,
+        head_dim: usize,
+    ) -> FloatTensor<Self> {
+        no_kernel::<Self, _>("decoding of residuals")
+    }
 }
 
 /// Reached only if a backend offers a stage that it does not implement.
@@ -108,7 +140,7 @@ mod metadata {
         tensor::{DType, Shape},
     };
 
-    use crate::reference::SelectOptions;
+    use crate::{IndexFormat, reference::SelectOptions, residual_format::CODES};
 
     pub fn attention(query: &TensorSpec) -> (TensorSpec, TensorSpec) {
         (query.clone(), TensorSpec::new(leading(query), DType::F32))
@@ -132,6 +164,27 @@ mod metadata {
     pub fn partition(values: &TensorSpec, k: usize, with_rest: bool) -> TensorSpec {
         let [rows, n] = values.shape.dims();
         TensorSpec::new(Shape::new([rows, if with_rest { n } else { k }]), DType::I32)
+    }
+
+    pub fn packed(indices: &TensorSpec, format: IndexFormat, keys: usize) -> TensorSpec {
+        let [batch, heads, groups, kept] = indices.shape.dims();
+        TensorSpec::new(Shape::new([batch, heads, groups, format.words(keys, kept)]), DType::I32)
+    }
+
+    pub fn expanded(packed: &TensorSpec, kept: usize) -> TensorSpec {
+        let [batch, heads, groups, _] = packed.shape.dims();
+        TensorSpec::new(Shape::new([batch, heads, groups, kept]), DType::I32)
+    }
+
+    pub fn codes(residual: &TensorSpec) -> (TensorSpec, TensorSpec) {
+        let [batch, heads, rows, dim] = residual.shape.dims();
+        let words = TensorSpec::new(Shape::new([batch, heads, rows, dim.div_ceil(CODES)]), DType::I32);
+        (words, TensorSpec::new(leading(residual), residual.dtype))
+    }
+
+    pub fn residual(largest: &TensorSpec, head_dim: usize) -> TensorSpec {
+        let [batch, heads, rows] = largest.shape.dims();
+        TensorSpec::new(Shape::new([batch, heads, rows, head_dim]), largest.dtype)
     }
 
     /// `[batch, heads, queries]`.

@@ -4,6 +4,7 @@
 // Without a backend nothing can be dispatched, and the generated code leaves its arguments alone.
 #[cfg_attr(not(any(feature = "flex", feature = "cube")), allow(unused_variables))]
 mod extension;
+mod formats;
 mod linear;
 mod merge;
 mod route;
@@ -18,6 +19,7 @@ use crate::{
     reference::{self, GroupOptions, SelectOptions},
 };
 pub use extension::{Finish, McSparseOps};
+pub use formats::{decode_residual, encode_residual, expand_indices, pack_indices};
 pub use linear::{linear, linear_route};
 pub use merge::merge_parts;
 pub use route::{Kernels, Route, Stage, route};

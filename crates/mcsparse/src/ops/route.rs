@@ -17,6 +17,10 @@ pub enum Stage {
     Select,
     /// Token-gather attention.
     Sparse,
+    /// Key lists and residual to their stored forms.
+    Encode,
+    /// Key lists and residual from their stored forms.
+    Decode,
 }
 
 impl fmt::Display for Stage {
@@ -26,6 +30,8 @@ impl fmt::Display for Stage {
             Stage::Group => "grouping",
             Stage::Select => "selection",
             Stage::Sparse => "sparse attention",
+            Stage::Encode => "cache encoding",
+            Stage::Decode => "cache decoding",
         })
     }
 }

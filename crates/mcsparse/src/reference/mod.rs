@@ -5,17 +5,21 @@
 //! tensor of `tokens x tokens` elements exists unless it fits the workspace that the caller allows. Sizes must have been
 //! checked (see [`crate::check::Problem`]); the functions here trust them.
 
+mod codes;
 mod dense;
 mod group;
+mod lists;
 mod rows;
 mod select;
 mod sparse;
 mod top_k;
 
+pub use codes::{decode_residual, encode_residual};
 pub use dense::dense_attention;
 #[cfg(any(feature = "flex", feature = "cube"))]
 pub(crate) use group::start_vector;
 pub use group::{GroupOptions, group_queries};
+pub use lists::{expand_indices, pack_indices};
 pub use select::{SelectOptions, attention_mass, select_keys};
 pub use sparse::sparse_attention;
 pub use top_k::{partition_indices, top_k_indices};

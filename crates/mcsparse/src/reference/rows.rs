@@ -1,6 +1,6 @@
 //! Gathering and scattering whole rows by an index tensor of its own for every `[batch, head]`.
 
-use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, IndexingUpdateOp, Int, Tensor};
 
 /// The integer type of all index tensors: 32 bits, half the memory of the usual 64.
 pub(crate) const INDEX: DType = DType::I32;
@@ -36,6 +36,26 @@ pub(crate) fn invert(permutation: Tensor<2, Int>) -> Tensor<2, Int> {
 pub(crate) fn permute_into(destination: Tensor<2, Int>, values: Tensor<2, Int>) -> Tensor<2, Int> {
     // Adding to zeros is assignment here, and the one update that every backend has for integers.
     values.zeros_like().scatter(1, destination, values, IndexingUpdateOp::Add)
+}
+
+/// How many marks each row has up to and including each column, `[rows, n]`.
+///
+/// In blocks: on CubeCL devices Burn 0.22's `cumsum` sums every element's row from its start, which takes time that grows with
+/// the square of its length.
+pub(crate) fn running_count(marks: Tensor<2, Bool>) -> Tensor<2, Int> {
+    const BLOCK: usize = 1024;
+    let ([rows, n], device) = (marks.dims(), marks.device());
+    let counts = marks.int().cast(INDEX);
+    let blocks = n.div_ceil(BLOCK);
+    if blocks == 1 {
+        return counts.cumsum(1);
+    }
+    let padding = Tensor::zeros([rows, blocks * BLOCK - n], (&device, INDEX));
+    let padded = if n % BLOCK == 0 { counts } else { Tensor::cat(vec![counts, padding], 1) };
+    let within = padded.reshape([rows, blocks, BLOCK]).cumsum(2);
+    let totals = within.clone().slice_dim(2, BLOCK - 1..BLOCK).reshape([rows, blocks]);
+    let before = totals.clone().cumsum(1) - totals;
+    (within + before.reshape([rows, blocks, 1])).reshape([rows, blocks * BLOCK]).slice_dim(1, 0..n)
 }
 
 /// Joins the batch and head axes.

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Bool, DType, Int, Tensor};
 
-use super::rows::{INDEX, arange, permute_into};
+use super::rows::{INDEX, arange, permute_into, running_count};
 
 /// Indices of the `k` largest values of each row, in ascending order; among equal values the lowest index wins, and NaN
 /// counts as smaller than everything. The result does not depend on the sorting algorithm of the backend.
@@ -27,17 +27,22 @@ pub fn top_k_indices(values: Tensor<2>, k: usize) -> Tensor<2, Int> {
 pub fn partition_indices(values: Tensor<2>, k: usize, with_rest: bool) -> Tensor<2, Int> {
     let [rows, n] = values.dims();
     assert!((1..=n).contains(&k), "partition_indices: expected k from 1 to {n}, got {k}");
-    let columns = arange(n, &values.device()).reshape([1, n]).expand([rows, n]);
     if k == n {
-        return columns;
+        return arange(n, &values.device()).reshape([1, n]).expand([rows, n]);
     }
+    let order = places_of(largest(values, k), k);
+    if with_rest { order } else { order.slice_dim(1, 0..k) }
+}
+
+/// The marked columns of each row in ascending order, `k` in each, and then the others.
+pub(super) fn places_of(keep: Tensor<2, Bool>, k: usize) -> Tensor<2, Int> {
+    let [rows, n] = keep.dims();
+    let columns = arange(n, &keep.device()).reshape([1, n]).expand([rows, n]);
     // The j-th kept column goes to place j, the j-th of the others to place k + j.
-    let keep = largest(values, k);
-    let kept_before = keep.clone().int().cast(INDEX).cumsum(1);
+    let kept_before = running_count(keep.clone());
     let rest_place = columns.clone() - kept_before.clone() + k as i64;
     let place = rest_place.mask_where(keep, kept_before.sub_scalar(1));
-    let order = permute_into(place, columns);
-    if with_rest { order } else { order.slice_dim(1, 0..k) }
+    permute_into(place, columns)
 }
 
 /// Marks the `k` largest values of each row `[rows, n]`, ties to the lowest column, NaN last.
@@ -57,7 +62,7 @@ fn largest(values: Tensor<2>, k: usize) -> Tensor<2, Bool> {
 
 /// The first `count` (`[rows, 1]`) marks of each row, and how many were missing to `count`.
 fn first(marks: Tensor<2, Bool>, count: Tensor<2, Int>) -> (Tensor<2, Bool>, Tensor<2, Int>) {
-    let rank = marks.clone().int().cast(INDEX).cumsum(1);
+    let rank = running_count(marks.clone());
     let total = marks.clone().int().cast(INDEX).sum_dim(1);
     let within = rank.clone().lower_equal(count.clone().expand(rank.dims()));
     (marks.bool_and(within), (count - total).clamp_min(0))

@@ -3,6 +3,7 @@
 mod attend;
 #[cfg(feature = "cuda-source")]
 pub mod cuda_source;
+mod formats;
 mod fragment;
 mod group;
 mod hopper;
@@ -32,6 +33,7 @@ use select::{column_sums, partition};
 use tier::Choice;
 
 use crate::{
+    IndexFormat, ResidualFormat,
     check::Problem,
     ops::{Finish, McSparseOps, Route, Stage},
     reference::{GroupOptions, SelectOptions},
@@ -63,6 +65,10 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             let Choice { tier, declined } = tier::choose(client.properties(), problem.dtype, problem.head_dim)?;
             Ok(Route::Kernel { name: select::name(tier), declined })
         }
+        Stage::Encode | Stage::Decode => {
+            fits(hardware, formats::UNITS, formats::SHARED_BYTES)?;
+            Ok(Route::kernel("cube cache formats"))
+        }
     }
 }
 
@@ -86,7 +92,9 @@ pub(super) fn workspace(
 ) -> Option<usize> {
     match stage {
         // Everything that is not output stays in registers and shared memory.
-        Stage::Dense | Stage::Sparse => Some(0),
+        Stage::Dense | Stage::Sparse | Stage::Encode => Some(0),
+        // What it makes is the temporary memory; how much depends on the formats, which the caller knows.
+        Stage::Decode => None,
         Stage::Group => {
             let options = GroupOptions { group_size, power_iterations: 0, seed: 0, workspace_bytes };
             Some(group::workspace_bytes(&device.client(), problem, &options))
@@ -177,6 +185,27 @@ impl McSparseOps for CubeBackend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let lists = attend::Lists::gathered(order, indices, group_size);
         attend::attend(query, key, value, lists, (finish, other), scale as f32)
+    }
+
+    fn mc_pack_indices(indices: IntTensor<Self>, format: IndexFormat, keys: usize) -> IntTensor<Self> {
+        formats::pack(indices, format, keys)
+    }
+
+    fn mc_expand_indices(packed: IntTensor<Self>, format: IndexFormat, keys: usize, kept: usize) -> IntTensor<Self> {
+        formats::expand(packed, format, keys, kept)
+    }
+
+    fn mc_encode_residual(residual: FloatTensor<Self>, format: ResidualFormat) -> (IntTensor<Self>, FloatTensor<Self>) {
+        formats::encode(residual, format)
+    }
+
+    fn mc_decode_residual(
+        codes: IntTensor<Self>,
+        largest: FloatTensor<Self>,
+        format: ResidualFormat,
+        head_dim: usize,
+    ) -> FloatTensor<Self> {
+        formats::decode(codes, largest, format, head_dim)
     }
 }
 

@@ -2,6 +2,7 @@
 //! parallel through rayon.
 
 mod attend;
+mod formats;
 mod gemm;
 mod group;
 mod math;
@@ -13,7 +14,9 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
+use crate::residual_format::CODES;
 use crate::{
+    IndexFormat, ResidualFormat,
     check::Problem,
     ops::{Finish, McSparseOps, Route, Stage},
     reference::{GroupOptions, SelectOptions},
@@ -27,6 +30,7 @@ pub(super) fn supports(stage: Stage, _problem: &Problem) -> Result<Route, String
         Stage::Group => "cpu pddp",
         Stage::Select => "cpu column sums",
         Stage::Sparse => "cpu gathered tiles",
+        Stage::Encode | Stage::Decode => "cpu cache formats",
     }))
 }
 
@@ -100,5 +104,44 @@ impl McSparseOps for Flex {
             floats(output, &[batch, heads, queries, dim], dtype),
             floats(lse, &[batch, heads, queries], burn::tensor::DType::F32),
         )
+    }
+    fn mc_pack_indices(indices: IntTensor<Self>, format: IndexFormat, keys: usize) -> IntTensor<Self> {
+        let [batch, heads, groups, kept] = indices.layout().shape().dims();
+        let packed = formats::pack(&index_values(&indices), format, keys, kept);
+        rows::indices(packed, &[batch, heads, groups, format.words(keys, kept)])
+    }
+
+    fn mc_expand_indices(packed: IntTensor<Self>, format: IndexFormat, keys: usize, kept: usize) -> IntTensor<Self> {
+        let [batch, heads, groups, width] = packed.layout().shape().dims();
+        assert_eq!(width, format.words(keys, kept), "packed: expected {format} words for {kept} of {keys} keys");
+        let expanded = formats::expand(&index_values(&packed), format, keys, kept);
+        rows::indices(expanded, &[batch, heads, groups, kept])
+    }
+
+    fn mc_encode_residual(residual: FloatTensor<Self>, format: ResidualFormat) -> (IntTensor<Self>, FloatTensor<Self>) {
+        let dtype = residual.dtype();
+        let residual = Rows::new(&residual);
+        let [batch, heads, rows, dim] = residual.dims;
+        let (codes, largest) = formats::encode(&residual, format);
+        (
+            rows::indices(codes, &[batch, heads, rows, dim.div_ceil(CODES)]),
+            floats(largest, &[batch, heads, rows], dtype),
+        )
+    }
+
+    fn mc_decode_residual(
+        codes: IntTensor<Self>,
+        largest: FloatTensor<Self>,
+        format: ResidualFormat,
+        head_dim: usize,
+    ) -> FloatTensor<Self> {
+        let [batch, heads, rows, width] = codes.layout().shape().dims();
+        assert_eq!(width, head_dim.div_ceil(CODES), "codes: expected words for rows of {head_dim}");
+        let dtype = largest.dtype();
+        // As rows of one value, which are converted like all others.
+        let shape = burn::tensor::Shape::new([batch, heads, rows, 1]);
+        let largest = Rows::new(&largest.to_contiguous().reshape(shape)).values();
+        let values = formats::decode(&index_values(&codes), &largest, format, head_dim);
+        floats(values, &[batch, heads, rows, head_dim], dtype)
     }
 }

@@ -50,6 +50,14 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// All values, row after row.
+    pub fn values(&self) -> Vec<f32> {
+        let [_, _, rows, dim] = self.dims;
+        let mut values = vec![0.0; self.heads() * rows * dim];
+        values.chunks_exact_mut(dim).enumerate().for_each(|(i, row)| self.head(i / rows).copy_row(i % rows, 1.0, row));
+        values
+    }
+
     /// Joined batch and head count.
     pub fn heads(&self) -> usize {
         self.dims[0] * self.dims[1]

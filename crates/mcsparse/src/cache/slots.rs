@@ -1,0 +1,131 @@
+//! Filling slots and finding them again, wherever they wait.
+
+use super::{
+    Call, MetaCache, Placement,
+    host::{Header, HostSlot},
+    slot::{Slot, SlotKey, SlotShape},
+};
+use crate::{Error, IndexFormat, ResidualFormat, SlotRecord, check::Problem};
+
+impl MetaCache {
+    /// The slot that a reuse call reads, filled by the latest anchor of the plan or loaded from a file, on the device of
+    /// `problem`.
+    pub(crate) fn reused_slot(&mut self, call: &Call, shape: &SlotShape, problem: &Problem) -> Result<Slot, Error> {
+        let on_device = self.slots.iter().find(|slot| slot.key() == &call.key);
+        let in_host = self.host.find(&call.key);
+        let step = match (on_device, in_host) {
+            (Some(slot), _) => slot.step(),
+            (None, Some(slot)) => slot.step,
+            (None, None) => return Err(self.no_slot(call)),
+        };
+        self.check_age(call, step)?;
+        if let Some(slot) = on_device {
+            slot.shape().check(&call.key, shape, Some(slot.device()), problem)?;
+            return Ok(slot.clone());
+        }
+        let header = &in_host.expect("one of the two").header;
+        header.shape.check(&call.key, shape, None, problem)?;
+        let next = self.next_in_host(&call.key).cloned();
+        let (slot, transfer) = self.host.bring(&call.key, next.as_ref(), &problem.device)?;
+        self.report.add_transfer(transfer);
+        Ok(slot)
+    }
+
+    /// The slot in host memory that is needed first after that of `key`, if it is another one.
+    fn next_in_host(&self, key: &SlotKey) -> Option<&SlotKey> {
+        let place = self.sequence.iter().position(|other| other == key)?;
+        let (before, after) = self.sequence.split_at(place);
+        after[1..].iter().chain(before).find(|key| self.host.find(key).is_some())
+    }
+
+    fn missing(call: &Call, reason: String) -> Error {
+        Error::NoAnchor { layer: call.key.layer, branch: call.key.branch.to_string(), step: call.step, reason }
+    }
+
+    fn no_slot(&self, call: &Call) -> Error {
+        let mut others = self.sequence.iter().filter(|key| key.layer == call.key.layer);
+        let reason = match (self.clock.plan().anchor_before(call.step), others.next()) {
+            (_, Some(other)) => format!("only {} was cached for this layer", other.branch),
+            (Some(anchor), None) => format!("the anchor was step {anchor}, where this layer did not run"),
+            (None, None) => "no anchor came before".into(),
+        };
+        Self::missing(call, reason)
+    }
+
+    /// Refuses a slot that an anchor of the plan should have replaced.
+    fn check_age(&self, call: &Call, step: Option<usize>) -> Result<(), Error> {
+        match (step, self.clock.plan().anchor_before(call.step)) {
+            (Some(step), Some(anchor)) if step < anchor => Err(Self::missing(
+                call,
+                format!("the slot is from step {step}, the refresh at step {anchor} was missed"),
+            )),
+            (None, Some(anchor)) => {
+                Err(Self::missing(call, format!("the slot is from a file, the refresh at step {anchor} was missed")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses an anchor whose slot the placement would have no room for.
+    pub(crate) fn check_room(
+        &self,
+        call: &Call,
+        shape: &SlotShape,
+        (index_format, residual_format): (IndexFormat, ResidualFormat),
+    ) -> Result<(), Error> {
+        let Placement::Budget(allowed) = self.placement else { return Ok(()) };
+        let header = Header { key: call.key.clone(), shape: shape.clone(), index_format, residual_format };
+        let bytes = header.size_in_bytes();
+        let others = self.slots.iter().filter(|slot| *slot.key() != call.key);
+        let beside: usize = others.map(Slot::size_in_bytes).sum();
+        if self.host.slots().is_empty() && beside + bytes <= allowed {
+            return Ok(());
+        }
+        let needed = 2 * self.largest_slot().max(bytes);
+        if needed <= allowed {
+            return Ok(());
+        }
+        Err(Error::Placement {
+            bytes: needed,
+            reason: format!(
+                "layer {}, {}: a budget of {allowed} bytes does not hold all slots, nor two of them, the one in use and \
+                 the next",
+                call.key.layer, call.key.branch
+            ),
+        })
+    }
+
+    fn largest_slot(&self) -> usize {
+        let host = self.host.slots().iter().map(|slot| slot.size_in_bytes());
+        self.slots.iter().map(Slot::size_in_bytes).chain(host).max().unwrap_or(0)
+    }
+
+    /// Puts a filled slot in its place.
+    pub(crate) fn store(&mut self, slot: Slot) {
+        let key = slot.key().clone();
+        if !self.sequence.contains(&key) {
+            self.sequence.push(key.clone());
+        }
+        self.report.set_slot(SlotRecord::of(&slot));
+        self.host.remove(&key);
+        match self.slots.iter_mut().find(|old| *old.key() == key) {
+            Some(old) => *old = slot,
+            None => self.slots.push(slot),
+        }
+        match self.placement {
+            Placement::Device => {}
+            Placement::Host => self.move_to_host(0),
+            Placement::Budget(allowed) if self.host.slots().is_empty() && self.device_bytes() <= allowed => {}
+            Placement::Budget(allowed) => self.move_to_host(allowed.saturating_sub(2 * self.largest_slot())),
+        }
+    }
+
+    /// Moves slots to host memory, those filled last first, until the others take at most `allowed` bytes.
+    fn move_to_host(&mut self, allowed: usize) {
+        while self.device_bytes() > allowed {
+            let slot = self.slots.pop().expect("bytes belong to slots");
+            self.report.set_slot(SlotRecord { place: "host", ..SlotRecord::of(&slot) });
+            self.host.insert(HostSlot::of(&slot));
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The stored forms of a slot's key lists and residual.
+
+use burn::{
+    module::Module,
+    tensor::{DType, Device, Int, Tensor, TensorData},
+};
+
+use crate::{
+    IndexFormat, ResidualFormat,
+    ops::{self, Route},
+};
+
+/// Kept keys of every group in a stored form.
+#[derive(Module, Debug)]
+pub(crate) struct KeyLists {
+    words: Tensor<4, Int>,
+    #[module(skip)]
+    format: IndexFormat,
+    #[module(skip)]
+    keys: usize,
+    #[module(skip)]
+    kept: usize,
+}
+
+impl KeyLists {
+    /// Packs `indices` `[batch, heads, groups, kept]` below `keys`.
+    pub fn pack(route: &Route, indices: Tensor<4, Int>, format: IndexFormat, keys: usize) -> Self {
+        let [.., kept] = indices.dims();
+        Self { words: ops::pack_indices(route, indices, format, keys), format, keys, kept }
+    }
+
+    /// The words on `device`, for `kept` of `keys` keys.
+    pub fn from_data(words: TensorData, format: IndexFormat, keys: usize, kept: usize, device: &Device) -> Self {
+        Self { words: Tensor::from_data(words, (device, DType::I32)), format, keys, kept }
+    }
+
+    /// The indices, in temporary memory of their own unless they are stored as they are.
+    pub fn expand(&self, route: &Route, workspace_bytes: usize) -> Tensor<4, Int> {
+        ops::expand_indices(route, self.words.clone(), self.format, self.keys, self.kept, workspace_bytes)
+    }
+
+    /// Bytes that the expanded indices take beside the stored ones.
+    pub fn scratch_bytes(&self) -> usize {
+        let [batch, heads, groups, _] = self.words.dims();
+        if self.format == IndexFormat::Plain { 0 } else { batch * heads * groups * self.kept * DType::I32.size() }
+    }
+
+    pub fn words(&self) -> &Tensor<4, Int> {
+        &self.words
+    }
+
+    pub fn format(&self) -> IndexFormat {
+        self.format
+    }
+}
+
+/// The residual in a stored form.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)] // handles of tensors, one for each layer
+pub(crate) enum Residual {
+    /// In the dtype of the inputs.
+    Plain(Tensor<4>),
+    /// In 8 bits.
+    Codes(Codes),
+}
+
+/// Codes of a residual, see [`ResidualFormat`].
+#[derive(Module, Debug)]
+pub(crate) struct Codes {
+    pub words: Tensor<4, Int>,
+    pub largest: Tensor<3>,
+    #[module(skip)]
+    pub format: ResidualFormat,
+    #[module(skip)]
+    pub head_dim: usize,
+}
+
+impl Residual {
+    /// Encodes `residual` `[batch, heads, rows, head_dim]`.
+    pub fn encode(route: &Route, residual: Tensor<4>, format: ResidualFormat) -> Self {
+        if format == ResidualFormat::Input {
+            return Self::Plain(residual);
+        }
+        let [.., head_dim] = residual.dims();
+        let (words, largest) = ops::encode_residual(route, residual, format);
+        Self::Codes(Codes { words, largest, format, head_dim })
+    }
+
+    /// The values in the dtype of the inputs, in temporary memory of their own unless they are stored as they are.
+    pub fn decode(&self, route: &Route) -> Tensor<4> {
+        match self {
+            Self::Plain(values) => values.clone(),
+            Self::Codes(Codes { words, largest, format, head_dim }) => {
+                ops::decode_residual(route, words.clone(), largest.clone(), *format, *head_dim)
+            }
+        }
+    }
+
+    /// Bytes that the decoded values take beside the stored ones.
+    pub fn scratch_bytes(&self) -> usize {
+        match self {
+            Self::Plain(_) => 0,
+            Self::Codes(codes) => bytes(&codes.largest) * codes.head_dim,
+        }
+    }
+
+    /// Bytes that are stored.
+    pub fn size_in_bytes(&self) -> usize {
+        match self {
+            Self::Plain(values) => bytes(values),
+            Self::Codes(codes) => int_bytes(&codes.words) + bytes(&codes.largest),
+        }
+    }
+
+    pub fn format(&self) -> ResidualFormat {
+        match self {
+            Self::Plain(_) => ResidualFormat::Input,
+            Self::Codes(codes) => codes.format,
+        }
+    }
+
+    /// The dtype of the inputs.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Plain(values) => values.dtype(),
+            Self::Codes(codes) => codes.largest.dtype(),
+        }
+    }
+
+    pub fn device(&self) -> Device {
+        match self {
+            Self::Plain(values) => values.device(),
+            Self::Codes(codes) => codes.largest.device(),
+        }
+    }
+}
+
+pub(super) fn bytes<const D: usize>(tensor: &Tensor<D>) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
+}
+
+pub(super) fn int_bytes<const D: usize>(tensor: &Tensor<D, Int>) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
+}
