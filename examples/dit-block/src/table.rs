@@ -99,7 +99,7 @@ pub fn table(report: &Report) -> Table {
                 "{} slots, {}, copied in {copying:.3} s, waited for {waiting:.3} s: {:.0} % hidden",
                 transfers.slots,
                 mebibytes(transfers.bytes),
-                100.0 * (1.0 - waiting / copying)
+                100.0 * (1.0 - waiting / copying).max(0.0)
             ),
         );
     }
