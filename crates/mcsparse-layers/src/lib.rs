@@ -107,7 +107,7 @@ pub fn norm_and_rotate(
     rotation: Rotation,
 ) -> Tensor<3> {
     let ([tokens, size], heads) = (x.dims(), rotation.heads);
-    assert!(heads > 0 && size % heads == 0, "norm_and_rotate: heads: {heads} do not share out {size} values");
+    assert!(heads > 0 && size.is_multiple_of(heads), "norm_and_rotate: heads: {heads} do not share out {size} values");
     let head_dim = size / heads;
     assert!(head_dim.is_multiple_of(2), "norm_and_rotate: x: heads of {head_dim} values do not make pairs");
     let weights = if rotation.all_heads { size } else { head_dim };

@@ -140,7 +140,7 @@ fn rotate(bench: &Bench, row: &[f64], weight: &[f64], token: usize) -> Vec<f64> 
             let angles = &angles;
             let turned = move |c: usize| {
                 let (a, b, angle) = (x[c / 2 * 2], x[c / 2 * 2 + 1], angles[c / 2]);
-                if c % 2 == 0 { a * angle.cos() - b * angle.sin() } else { b * angle.cos() + a * angle.sin() }
+                if c.is_multiple_of(2) { a * angle.cos() - b * angle.sin() } else { b * angle.cos() + a * angle.sin() }
             };
             (0..dim).map(turned).collect::<Vec<_>>()
         })

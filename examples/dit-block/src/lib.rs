@@ -29,7 +29,7 @@ use mcsparse::MetaCache;
 
 use block::Block;
 use measure::Bench;
-use report::{CacheReport, Report};
+use report::{CacheReport, Report, TransferReport};
 use settings::Settings;
 use steps::Kind;
 
@@ -66,9 +66,10 @@ pub fn start(options: &Options) -> Result<(), Error> {
     let cache = cache_report(&cache, &settings)?;
     let measured = options.full.then(|| run::full(&settings, &device, &block, &x, &bar)).transpose()?;
     bar.finish_and_clear();
-    let run = run::summarize(&settings, &kinds, measured)?;
+    let run = run::summarize(&settings, &kinds, measured.map(|(times, _)| times))?;
+    let transfers = measured.and_then(|(_, transfers)| TransferReport::of(transfers));
     let peak = device.memory_pool_usage().map(|usage| usage.bytes_reserved).filter(|&bytes| bytes > 0);
-    let report = Report::new(options, &settings, parts, kinds, stages, scaling, cache, peak, run);
+    let report = Report::new(options, &settings, parts, kinds, stages, scaling, cache, peak, run, transfers);
 
     let (json, svg) = (options.out.join("block.json"), options.out.join("block.svg"));
     let text = serde_json::to_string_pretty(&report).map_err(|error| Error::run("the report", error))?;

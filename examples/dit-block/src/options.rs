@@ -6,6 +6,7 @@ use std::str::FromStr;
 use clap::{Parser, ValueEnum};
 use denoise::device::{DType, DeviceName};
 use denoise::options::{KeyForm, List, ResidualForm};
+use mcsparse::Placement;
 use serde::Serialize;
 
 use crate::shape::{Mlp, Model};
@@ -124,6 +125,10 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = ResidualForm::Input)]
     pub residual_form: ResidualForm,
 
+    /// Where the caches of --full wait between their uses: device, host, or bytes that they may take on the device
+    #[arg(long, value_name = "PLACE", default_value = "device", value_parser = place)]
+    pub placement: Placement,
+
     /// What hidden states are made of
     #[arg(long, value_enum, default_value_t = Inputs::Structured)]
     pub inputs: Inputs,
@@ -159,6 +164,15 @@ pub struct Options {
     pub quiet: bool,
 }
 
+fn place(text: &str) -> Result<Placement, String> {
+    match (text, text.parse()) {
+        ("device", _) => Ok(Placement::Device),
+        ("host", _) => Ok(Placement::Host),
+        (_, Ok(bytes)) => Ok(Placement::Budget(bytes)),
+        _ => Err(format!("expected device, host or a number of bytes, got {text}")),
+    }
+}
+
 impl FromStr for Grid {
     type Err = String;
 
@@ -179,6 +193,13 @@ mod tests {
     fn the_command_is_well_formed() {
         use clap::CommandFactory;
         Options::command().debug_assert();
+    }
+
+    #[test]
+    fn places() {
+        assert_eq!(place("4096"), Ok(Placement::Budget(4096)));
+        assert_eq!((place("host"), place("device")), (Ok(Placement::Host), Ok(Placement::Device)));
+        assert!(place("disk").unwrap_err().ends_with("got disk"));
     }
 
     #[test]

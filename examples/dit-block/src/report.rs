@@ -1,7 +1,7 @@
 //! Everything that was found out, for `block.json`.
 
 use denoise::device::{DType, DeviceName};
-use mcsparse::McSparseConfig;
+use mcsparse::{McSparseConfig, Transfers};
 use serde::Serialize;
 
 use crate::clock::Time;
@@ -46,6 +46,8 @@ pub struct Report {
     pub checked: bool,
     /// A whole run.
     pub run: RunReport,
+    /// What it brought from host memory, if it was really run and brought anything.
+    pub transfers: Option<TransferReport>,
 }
 
 /// One part of the block around attention.
@@ -117,6 +119,19 @@ pub struct CacheReport {
     pub total_bytes: usize,
 }
 
+/// What a full run brought from host memory.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct TransferReport {
+    /// Slots.
+    pub slots: usize,
+    /// Bytes.
+    pub bytes: usize,
+    /// Time that the copies took.
+    pub copying_seconds: f64,
+    /// Time that calls waited for them.
+    pub waiting_seconds: f64,
+}
+
 /// A denoising run over all layers, steps and branches. Embeddings, text encoder and decoder are not part of it.
 #[derive(Debug, Clone, Serialize)]
 pub struct RunReport {
@@ -132,6 +147,18 @@ pub struct RunReport {
     pub effective_density: f64,
     /// What anchors take beyond dense attention, as a share of the dense attention of all steps of a sparse layer.
     pub anchor_overhead: f64,
+}
+
+impl TransferReport {
+    /// Of a run's transfers, if there were any.
+    pub fn of(transfers: Transfers) -> Option<Self> {
+        (transfers.slots > 0).then_some(Self {
+            slots: transfers.slots,
+            bytes: transfers.bytes,
+            copying_seconds: transfers.copying.as_secs_f64(),
+            waiting_seconds: transfers.waiting.as_secs_f64(),
+        })
+    }
 }
 
 impl Report {
@@ -158,6 +185,7 @@ impl Report {
         cache: CacheReport,
         peak_bytes: Option<u64>,
         run: RunReport,
+        transfers: Option<TransferReport>,
     ) -> Self {
         Self {
             model: options.model,
@@ -176,6 +204,7 @@ impl Report {
             peak_bytes,
             checked: options.check,
             run,
+            transfers,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use burn::tensor::{Device, Tensor};
 use denoise::Error;
 use indicatif::ProgressBar;
-use mcsparse::{Branch, McSparse, McSparseConfig, SelfAttention, StepKind};
+use mcsparse::{Branch, McSparse, McSparseConfig, MetaCache, SelfAttention, StepKind, Transfers};
 use serde::Serialize;
 
 use crate::block::Block;
@@ -93,11 +93,12 @@ pub fn full(
     block: &Block,
     x: &Tensor<2>,
     bar: &ProgressBar,
-) -> Result<RunTimes, Error> {
+) -> Result<(RunTimes, Transfers), Error> {
     let everywhere = settings.config.clone().with_dense_layers((0..settings.shape.layers).collect());
     let once = |config: &McSparseConfig, name: &str| {
         bar.set_message(name.to_owned());
-        let mut run = McSparse::new(config, settings.shape.steps)?;
+        let cache = MetaCache::new(config, settings.shape.steps)?.with_placement(settings.placement);
+        let mut run = McSparse::with_cache(config, cache)?;
         wait(device)?;
         let start = Instant::now();
         for step in 0..settings.shape.steps {
@@ -114,14 +115,11 @@ pub fn full(
             bar.inc(1);
         }
         let elapsed = start.elapsed().as_secs_f64();
-        run.cache().finish()?;
-        Ok::<f64, Error>(elapsed)
+        Ok::<_, Error>((elapsed, run.cache().finish()?.transfers()))
     };
-    Ok(RunTimes {
-        burn: None,
-        dense: once(&everywhere, "dense run")?,
-        sparse: once(&settings.config, "MC-Sparse run")?,
-    })
+    let (dense, _) = once(&everywhere, "dense run")?;
+    let (sparse, transfers) = once(&settings.config, "MC-Sparse run")?;
+    Ok((RunTimes { burn: None, dense, sparse }, transfers))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Options that fit together.
 
 use denoise::{Error, device::DType};
-use mcsparse::{Anchors, Budget, McSparseConfig, Plan, Schedule, SinkTokens, WarmUp, check::HEAD_DIM};
+use mcsparse::{Anchors, Budget, McSparseConfig, Placement, Plan, Schedule, SinkTokens, WarmUp, check::HEAD_DIM};
 
 use crate::options::{Inputs, Options};
 use crate::shape::Shape;
@@ -25,6 +25,8 @@ pub struct Settings {
     pub burn_bytes: usize,
     /// Calls that a time is the median of.
     pub samples: usize,
+    /// Where the caches of a full run wait.
+    pub placement: Placement,
 }
 
 impl Settings {
@@ -67,6 +69,7 @@ impl Settings {
             burn_bytes: options.burn_bytes.unwrap_or(if on_flex { 1 << 30 } else { 0 }),
             inputs: options.inputs,
             samples: options.samples,
+            placement: options.placement,
             shape,
             config,
             plan,

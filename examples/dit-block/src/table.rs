@@ -90,6 +90,19 @@ pub fn table(report: &Report) -> Table {
         ),
     );
     row("cache of a run".into(), None, mebibytes(cache.total_bytes));
+    if let Some(transfers) = &report.transfers {
+        let (copying, waiting) = (transfers.copying_seconds, transfers.waiting_seconds);
+        row(
+            "  from host memory".into(),
+            None,
+            format!(
+                "{} slots, {}, copied in {copying:.3} s, waited for {waiting:.3} s: {:.0} % hidden",
+                transfers.slots,
+                mebibytes(transfers.bytes),
+                100.0 * (1.0 - waiting / copying).max(0.0)
+            ),
+        );
+    }
     if let Some(peak) = report.peak_bytes {
         row("memory reserved at most".into(), None, mebibytes(peak as usize));
     }

@@ -50,8 +50,7 @@ fn a_small_block_is_checked_and_timed() {
 
 #[test]
 fn joined_tokens_are_sinks_and_a_run_is_really_run() {
-    let joined =
-        "--prefix 3 --suffix 2 --cross-text 0 --mlp swiglu --inputs random --full --check --burn-bytes 10 --devices 2";
+    let joined = "--prefix 3 --suffix 2 --cross-text 0 --mlp swiglu --inputs random --full --check --burn-bytes 10 --devices 2 --placement host";
     let (table, report) = success(&format!("{SMALL} {joined} --branches 1"));
     assert!(table.contains("left out: it may need") && table.contains("measured"), "{table}");
     assert_eq!(report["tokens"], 149);
@@ -60,6 +59,8 @@ fn joined_tokens_are_sinks_and_a_run_is_really_run() {
     assert_eq!(report["inputs"], "random");
     assert!(report["run"]["times"]["sparse"].as_f64().unwrap() > 0.0);
     assert!(report["kinds"][0]["attention"].is_null());
+    // 2 layers at 4 reuse steps.
+    assert_eq!(report["transfers"]["slots"], 2 * 4);
     let scaling = report["scaling"].as_array().unwrap();
     assert_eq!(scaling.iter().map(|row| row["devices"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2]);
     assert!(scaling.iter().all(|row| row["reuse"]["median"].as_f64().unwrap() > 0.0));

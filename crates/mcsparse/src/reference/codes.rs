@@ -33,7 +33,7 @@ pub fn encode_residual(residual: Tensor<4>, format: ResidualFormat) -> (Tensor<4
     };
     let words = dim.div_ceil(CODES);
     let padding = Tensor::zeros([batch, heads, rows, CODES * words - dim], (&device, INDEX));
-    let codes = if dim % CODES == 0 { codes } else { Tensor::cat(vec![codes, padding], 3) };
+    let codes = if dim.is_multiple_of(CODES) { codes } else { Tensor::cat(vec![codes, padding], 3) };
     let codes = codes.reshape([batch, heads, rows * words, CODES]);
     let byte = |i: usize| codes.clone().slice_dim(3, i..i + 1).reshape([batch, heads, rows, words]);
     let low = byte(0) + byte(1).mul_scalar(1 << 8) + byte(2).mul_scalar(1 << 16);

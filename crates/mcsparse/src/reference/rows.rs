@@ -51,7 +51,7 @@ pub(crate) fn running_count(marks: Tensor<2, Bool>) -> Tensor<2, Int> {
         return counts.cumsum(1);
     }
     let padding = Tensor::zeros([rows, blocks * BLOCK - n], (&device, INDEX));
-    let padded = if n % BLOCK == 0 { counts } else { Tensor::cat(vec![counts, padding], 1) };
+    let padded = if n.is_multiple_of(BLOCK) { counts } else { Tensor::cat(vec![counts, padding], 1) };
     let within = padded.reshape([rows, blocks, BLOCK]).cumsum(2);
     let totals = within.clone().slice_dim(2, BLOCK - 1..BLOCK).reshape([rows, blocks]);
     let before = totals.clone().cumsum(1) - totals;
