@@ -24,7 +24,9 @@ pub fn kinds(plan: &[StepKind], first_steps: &[usize], from: usize) -> Vec<StepK
         }
         filled |= *kind == StepKind::Anchor;
     }
-    kinds.split_off(from)
+    let kinds = kinds.split_off(from);
+    // An anchor that nothing comes after would be work for nothing.
+    if kinds.contains(&StepKind::Reuse) { kinds } else { vec![StepKind::Dense; kinds.len()] }
 }
 
 /// The schedule that gives exactly these kinds, or none if no step reuses.
@@ -108,14 +110,14 @@ mod tests {
             (vec![0], 1, vec![A, R, R, R, R, R, R]),
             (vec![0], 4, vec![A, R, R, R]),
             (vec![0, 5], 4, vec![A, A, R, R]),
-            (vec![0], 7, vec![A]),
+            (vec![0], 7, vec![D]),
         ] {
             let kinds = kinds(&plan, &first, from);
             assert_eq!(kinds, expected, "{first:?} from {from}");
             if let Some(schedule) = schedule(&kinds) {
                 assert_eq!(schedule.plan(kinds.len()).unwrap().kinds(), kinds);
             } else {
-                assert_eq!(kinds, [A]);
+                assert_eq!(kinds, [D]);
             }
         }
     }
