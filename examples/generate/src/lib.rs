@@ -75,11 +75,15 @@ pub fn start(options: &Options) -> Result<(), Error> {
     let on_cpu = is_cpu(&device);
     let parameters = form.parameters(&device);
     let estimate = Estimate::of(&form, parameters, sequence, options.dtype, options.method, &config)?;
+    let steps = match options.method {
+        Method::Dense => format!("{} dense", video.evaluations),
+        _ => config.schedule.plan(video.evaluations)?.to_string(),
+    };
     if !options.quiet {
         let [heads, head_dim, layers] = form.attention();
         println!("{:.2} billion parameters, {layers} layers of {heads} heads x {head_dim}", parameters as f64 / 1e9);
         println!("{} video tokens, {} that join them, latents {:?}", sequence.video, sequence.others, video.latents);
-        println!("steps {}", config.schedule.plan(video.evaluations)?);
+        println!("steps {steps}");
         println!("memory: about {estimate}");
     }
     estimate.check(memory::limit(options.memory, on_cpu))?;

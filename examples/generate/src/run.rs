@@ -232,7 +232,7 @@ impl Job<'_> {
         let clocks = [&mut video, &mut audio];
         let latents = minimax_h3::resume(model, clocks, latents, conditions.clone(), &mut run, |step, latents| {
             clock.step();
-            if self.save_every > 0 && (step + 1) % self.save_every == 0 && step + 1 < steps && kept.is_ok() {
+            if (step + 1).is_multiple_of(self.save_every) && step + 1 < steps && kept.is_ok() {
                 kept = named(latents).and_then(|tensors| self.keep(arm, step + 1, tensors));
                 kept = std::mem::replace(&mut kept, Ok(())).and_then(|()| clock.restart());
             }
