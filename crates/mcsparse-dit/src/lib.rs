@@ -1,7 +1,8 @@
 //! Video diffusion transformers in [Burn](burn) whose self-attention is pluggable.
 //!
-//! The [`wan`] module holds the Wan video transformer; every self-attention call of it goes through
-//! [`mcsparse::SelfAttention`], so dense attention and MC-Sparse are a matter of what the caller passes in.
+//! [`wan`] holds Wan 2.1 and 2.2, [`hunyuan`] HunyuanVideo and HunyuanVideo-1.5, [`minimax_h3`] MiniMax-H3. Every
+//! self-attention call of theirs goes through [`mcsparse::SelfAttention`], so dense attention and MC-Sparse are a matter of
+//! what the caller passes in. Cross-attention and the refiners of text stay dense.
 //! [`sampler`] has the flow-matching samplers, and [`denoise`] the loop that ties model, sampler and attention together.
 //! [`pretrained`] loads the small models of this repository.
 //!

@@ -4,6 +4,7 @@
 //! ([`memory`]), weights and conditions are loaded ([`conditions`]), and [`run`] denoises.
 
 pub mod attention;
+pub mod clock;
 pub mod conditions;
 pub mod error;
 pub mod memory;
@@ -12,13 +13,13 @@ pub mod report;
 pub mod run;
 pub mod shape;
 pub mod tensors;
+pub mod video;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use indicatif::{ProgressBar, ProgressStyle};
-use mcsparse::{Anchors, McSparseConfig, Schedule, WarmUp};
 use mcsparse_dit::hunyuan::{HunyuanVideo, HunyuanVideo15};
 use mcsparse_dit::minimax_h3::{H3Conditions, H3Velocity, MiniMaxH3};
 use mcsparse_dit::sampler::{FlowEuler, Sampler, UniPc};
@@ -26,10 +27,11 @@ use mcsparse_dit::wan::{WanConfig, WanExperts, WanTransformer};
 use mcsparse_dit::{CheckpointOptions, Conditions, LoadError, LoadProgress};
 
 use conditions::Source;
-use memory::{Estimate, Sequence};
+use memory::Estimate;
 use options::Method;
 use run::{Arm, Job};
-use shape::{Defaults, Form};
+use shape::Form;
+use video::Video;
 
 pub use error::Error;
 pub use options::Options;
@@ -61,7 +63,7 @@ pub fn start(options: &Options) -> Result<(), Error> {
         ));
     }
     let video = Video::resolve(options, &form)?;
-    let config = config(options)?;
+    let config = video::config(options)?;
     let source = Source::open(options.conditions.as_deref())?;
     let others = source.text_tokens(&form);
     let guided = form.is_guided() && video.guidance != 1.0;
@@ -73,11 +75,15 @@ pub fn start(options: &Options) -> Result<(), Error> {
     let on_cpu = is_cpu(&device);
     let parameters = form.parameters(&device);
     let estimate = Estimate::of(&form, parameters, sequence, options.dtype, options.method, &config)?;
+    let steps = match options.method {
+        Method::Dense => format!("{} dense", video.evaluations),
+        _ => config.schedule.plan(video.evaluations)?.to_string(),
+    };
     if !options.quiet {
         let [heads, head_dim, layers] = form.attention();
         println!("{:.2} billion parameters, {layers} layers of {heads} heads x {head_dim}", parameters as f64 / 1e9);
         println!("{} video tokens, {} that join them, latents {:?}", sequence.video, sequence.others, video.latents);
-        println!("steps {}", config.schedule.plan(video.evaluations)?);
+        println!("steps {steps}");
         println!("memory: about {estimate}");
     }
     estimate.check(memory::limit(options.memory, on_cpu))?;
@@ -90,16 +96,13 @@ pub fn start(options: &Options) -> Result<(), Error> {
         device: &device,
         config,
         layers: form.attention()[2],
-        settings: settings(options, &video),
+        settings: video.settings(options),
         save_every: options.save_every,
         out: options.out.clone(),
         rehearsal: !(options.no_rehearsal || on_cpu),
         quiet: options.quiet,
     };
     let arms = denoise(options, &job, &form, &folders, &video, &source, guided)?;
-    for (sparse, arm) in &arms {
-        println!("{}", job.write(*sparse, arm)?.display());
-    }
     report::print(&arms);
     let json = serde_json::to_string_pretty(&report::json(&job.settings, &arms)).expect("plain data");
     let path = options.out.join("report.json");
@@ -121,88 +124,6 @@ fn is_cpu(device: &Device) -> bool {
     }
 }
 
-/// The video that was asked for, and how to get there.
-struct Video {
-    latents: [usize; 5],
-    frames: usize,
-    steps: usize,
-    /// Forwards of one branch: `steps`, and one fewer with MiniMax-H3.
-    evaluations: usize,
-    shift: f64,
-    guidance: f64,
-}
-
-impl Video {
-    fn resolve(options: &Options, form: &Form) -> Result<Self, Error> {
-        let Defaults { size, frames, steps, shift, guidance } = form.defaults();
-        let (frames, steps) = (options.frames.unwrap_or(frames), options.steps.unwrap_or(steps));
-        let latents = form.latents(options.size.unwrap_or(size), frames)?;
-        let shift = options.shift.unwrap_or(shift);
-        if shift <= 0.0 {
-            return Err(Error::option("--shift", "a positive number", shift));
-        }
-        let evaluations = match form {
-            Form::H3(_) if steps < 2 => return Err(Error::option("--steps", "at least 2 points", steps)),
-            Form::H3(_) => steps - 1,
-            _ => steps,
-        };
-        let guidance = options.guidance.unwrap_or(guidance);
-        Ok(Self { latents, frames, steps, evaluations, shift, guidance })
-    }
-
-    fn sequence(&self, form: &Form, text: usize, branches: usize) -> Sequence {
-        let patch = form.patch();
-        let grid = [self.latents[2] / patch[0], self.latents[3] / patch[1], self.latents[4] / patch[2]];
-        let (others, cross) = match form {
-            Form::Wan { .. } => (0, text),
-            Form::H3(_) => (Form::h3_layout(text, self.frames, self.latents).tokens().prefix, 0),
-            _ => (text, 0),
-        };
-        Sequence { video: grid.iter().product(), others, cross, branches }
-    }
-}
-
-/// The settings of MC-Sparse.
-fn config(options: &Options) -> Result<McSparseConfig, Error> {
-    if !(options.density > 0.0 && options.density <= 1.0) {
-        return Err(Error::option("--density", "above 0 and at most 1", options.density));
-    }
-    let warm_up = options.warm_up.map_or(WarmUp::Fraction(0.2), WarmUp::Steps);
-    let anchors = options.every.map_or(Anchors::EndOfWarmUp, Anchors::Every);
-    let dense = if options.all_layers { vec![] } else { vec![0] };
-    Ok(McSparseConfig::density(options.density)
-        .with_group_size(options.group_size)
-        .with_dense_layers(dense)
-        .with_schedule(Schedule { warm_up, anchors }))
-}
-
-/// Everything that decides the latents.
-fn settings(options: &Options, video: &Video) -> BTreeMap<String, String> {
-    let path = |path: &Option<PathBuf>| path.as_ref().map_or("random".into(), |path| path.display().to_string());
-    let weights = match options.source.random {
-        Some(name) => format!("random {name:?}"),
-        None => path(&options.source.weights),
-    };
-    [
-        ("weights", weights),
-        ("conditions", path(&options.conditions)),
-        ("latents", format!("{:?}", video.latents)),
-        ("steps", video.steps.to_string()),
-        ("shift", video.shift.to_string()),
-        ("guidance", video.guidance.to_string()),
-        ("seed", options.seed.to_string()),
-        ("dtype", format!("{:?}", options.dtype)),
-        ("density", options.density.to_string()),
-        ("group_size", options.group_size.to_string()),
-        ("warm_up", format!("{:?}", options.warm_up)),
-        ("every", format!("{:?}", options.every)),
-        ("all_layers", options.all_layers.to_string()),
-    ]
-    .into_iter()
-    .map(|(key, value)| (key.to_owned(), value))
-    .collect()
-}
-
 fn denoise(
     options: &Options,
     job: &Job<'_>,
@@ -221,7 +142,12 @@ fn denoise(
         Method::Both => &[false, true],
     };
     let each = |run: &dyn Fn(bool) -> Result<Arm, Error>| {
-        arms.iter().map(|&sparse| Ok((sparse, run(sparse)?))).collect::<Result<BTreeMap<_, _>, Error>>()
+        let one = |&sparse: &bool| {
+            let arm = run(sparse)?;
+            println!("{}", job.write(sparse, &arm)?.display());
+            Ok((sparse, arm))
+        };
+        arms.iter().map(one).collect::<Result<BTreeMap<_, _>, Error>>()
     };
     let unipc =
         |steps: usize| -> Result<Box<dyn Sampler>, mcsparse::Error> { Ok(Box::new(UniPc::wan(steps, video.shift)?)) };

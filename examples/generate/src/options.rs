@@ -3,13 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
-use serde::Serialize;
 
 use crate::shape::ModelName;
 
 /// The attention that the blocks run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Method {
     /// Dense attention at every step, by the kernel that MC-Sparse runs on its own dense steps.
     Dense,
@@ -20,8 +18,7 @@ pub enum Method {
 }
 
 /// The float type that the transformer runs in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DType {
     /// 32 bits.
     F32,
@@ -55,8 +52,12 @@ pub struct Options {
     pub source: Source,
 
     /// Text embeddings, a safetensors file with `text` [1, tokens, size] and what else the model takes (README.md)
-    #[arg(long, value_name = "FILE", required_unless_present_any = ["random", "write_random"])]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["random", "write_random", "random_conditions"])]
     pub conditions: Option<PathBuf>,
+
+    /// Random conditions, for measurements with weights from files
+    #[arg(long, conflicts_with = "conditions")]
+    pub random_conditions: bool,
 
     /// Folder for latents, the report and the state of an unfinished run
     #[arg(long, value_name = "DIR", default_value = "out/generate")]

@@ -41,7 +41,7 @@ fn seconds(arm: &Arm) -> f64 {
 /// The tables of a run: times for each kind of step, and what two arms differ by.
 pub fn print(arms: &BTreeMap<bool, Arm>) {
     let mut table = Table::new();
-    table.load_preset(ASCII_MARKDOWN);
+    table.load_style(ASCII_MARKDOWN);
     table.set_header(["run", "steps", "number", "median s", "total s"]);
     for (sparse, arm) in arms {
         for times in times(arm) {

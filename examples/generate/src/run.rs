@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor, TensorData};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use mcsparse::{McSparseConfig, Schedule, StepKind};
 use mcsparse_dit::minimax_h3::{self, H3Conditions, H3Euler, H3Velocity, MiniMaxH3};
 use mcsparse_dit::sampler::Sampler;
 use mcsparse_dit::{Conditions, VelocityModel, resume};
 
 use crate::attention::{Run, kinds};
+use crate::clock::{Clock, Part, sync};
 use crate::error::Error;
 use crate::tensors::{self, TensorFile};
 
@@ -49,6 +49,20 @@ pub struct Arm {
     pub report: String,
     /// The step that it went on from.
     pub resumed_at: usize,
+}
+
+impl Arm {
+    fn of(steps: Vec<(StepKind, Duration)>, run: &Run, latents: Vec<(String, TensorData)>, resumed_at: usize) -> Self {
+        let method = run.method();
+        Self {
+            latents,
+            steps,
+            cache_bytes: method.cache().size_in_bytes(),
+            effective_density: method.report().effective_density(),
+            report: method.report().to_string(),
+            resumed_at,
+        }
+    }
 }
 
 impl Job<'_> {
@@ -152,7 +166,7 @@ impl Job<'_> {
         }
         let kinds = self.kinds(sparse, steps, &model.first_steps(sampler.timesteps()), from)?;
         let mut run = Run::new(&self.config, &kinds, self.layers, from)?;
-        let mut clock = Clock::start(self, arm, &kinds)?;
+        let mut clock = Clock::start(self.device, arm, &kinds, self.quiet)?;
         // The sampler is in the hands of the loop, so a part of the run ends where a state is kept.
         while sampler.steps_taken() < steps {
             let stop = match self.save_every {
@@ -172,7 +186,7 @@ impl Job<'_> {
                 clock.restart()?;
             }
         }
-        Ok(clock.arm(&run, vec![("latents".into(), read(latents)?)], from))
+        Ok(Arm::of(clock.finish(), &run, vec![("latents".into(), read(latents)?)], from))
     }
 
     /// Runs one arm of MiniMax-H3.
@@ -213,19 +227,19 @@ impl Job<'_> {
         }
         let kinds = self.kinds(sparse, steps, &[0], from)?;
         let mut run = Run::new(&self.config, &kinds, self.layers, from)?;
-        let mut clock = Clock::start(self, arm, &kinds)?;
+        let mut clock = Clock::start(self.device, arm, &kinds, self.quiet)?;
         let mut kept = Ok(());
         let clocks = [&mut video, &mut audio];
         let latents = minimax_h3::resume(model, clocks, latents, conditions.clone(), &mut run, |step, latents| {
             clock.step();
-            if self.save_every > 0 && (step + 1) % self.save_every == 0 && step + 1 < steps && kept.is_ok() {
+            if (step + 1).is_multiple_of(self.save_every) && step + 1 < steps && kept.is_ok() {
                 kept = named(latents).and_then(|tensors| self.keep(arm, step + 1, tensors));
                 kept = std::mem::replace(&mut kept, Ok(())).and_then(|()| clock.restart());
             }
         })?;
         kept?;
         clock.result()?;
-        Ok(clock.arm(&run, named(&latents)?, from))
+        Ok(Arm::of(clock.finish(), &run, named(&latents)?, from))
     }
 
     /// Writes what an arm made, and forgets its state.
@@ -252,100 +266,6 @@ fn named(latents: &H3Velocity) -> Result<Vec<(String, TensorData)>, Error> {
 
 fn read<const D: usize>(tensor: Tensor<D>) -> Result<TensorData, Error> {
     tensor.try_into_data().map_err(|error| Error::run("reading latents from the device", format!("{error:?}")))
-}
-
-fn sync(device: &Device) -> Result<(), Error> {
-    device.sync().map_err(|error| Error::run("the device", format!("{error:?}")))
-}
-
-/// A sampler that seems to end early.
-struct Part<'a> {
-    sampler: &'a mut dyn Sampler,
-    stop: usize,
-}
-
-impl Sampler for Part<'_> {
-    fn schedule(&self) -> &mcsparse_dit::sampler::Schedule {
-        self.sampler.schedule()
-    }
-
-    fn timesteps(&self) -> &[f64] {
-        &self.sampler.timesteps()[..self.stop]
-    }
-
-    fn steps_taken(&self) -> usize {
-        self.sampler.steps_taken()
-    }
-
-    fn step(&mut self, velocity: Tensor<5>, sample: Tensor<5>) -> Result<Tensor<5>, mcsparse::Error> {
-        self.sampler.step(velocity, sample)
-    }
-
-    fn reset(&mut self) {
-        self.sampler.reset();
-    }
-
-    fn restore(&mut self, step: usize, state: Vec<(String, Tensor<5>)>) -> Result<(), mcsparse::Error> {
-        self.sampler.restore(step, state)
-    }
-}
-
-/// Waits for the device after each step, which is once in a second or so, and takes the time.
-struct Clock<'a> {
-    device: &'a Device,
-    kinds: &'a [StepKind],
-    steps: Vec<(StepKind, Duration)>,
-    last: Instant,
-    bar: ProgressBar,
-    result: Result<(), Error>,
-}
-
-impl<'a> Clock<'a> {
-    fn start(job: &Job<'a>, arm: &str, kinds: &'a [StepKind]) -> Result<Self, Error> {
-        // Indicatif draws to terminals only, so logs stay clean.
-        let target = if job.quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-        let style = "{prefix:10} {bar:40} {pos}/{len} steps, {elapsed} of about {duration}";
-        let bar = ProgressBar::with_draw_target(Some(kinds.len() as u64), target)
-            .with_style(ProgressStyle::with_template(style).expect("a valid template"))
-            .with_prefix(arm.to_owned());
-        bar.tick();
-        sync(job.device)?;
-        Ok(Self { device: job.device, kinds, steps: Vec::new(), last: Instant::now(), bar, result: Ok(()) })
-    }
-
-    fn step(&mut self) {
-        if self.result.is_ok() {
-            self.result = sync(self.device);
-        }
-        let now = Instant::now();
-        self.steps.push((self.kinds[self.steps.len()], now - self.last));
-        self.last = now;
-        self.bar.inc(1);
-    }
-
-    /// Leaves out what was not a step.
-    fn restart(&mut self) -> Result<(), Error> {
-        sync(self.device)?;
-        self.last = Instant::now();
-        Ok(())
-    }
-
-    fn result(&mut self) -> Result<(), Error> {
-        std::mem::replace(&mut self.result, Ok(()))
-    }
-
-    fn arm(self, run: &Run, latents: Vec<(String, TensorData)>, resumed_at: usize) -> Arm {
-        self.bar.finish();
-        let method = run.method();
-        Arm {
-            latents,
-            steps: self.steps,
-            cache_bytes: method.cache().size_in_bytes(),
-            effective_density: method.report().effective_density(),
-            report: method.report().to_string(),
-            resumed_at,
-        }
-    }
 }
 
 /// Makes `folder` and makes sure that it can be written to.

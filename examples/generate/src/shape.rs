@@ -8,7 +8,6 @@ use mcsparse_dit::CheckpointOptions;
 use mcsparse_dit::hunyuan::{HunyuanVideo15Config, HunyuanVideoConfig};
 use mcsparse_dit::minimax_h3::{MiniMaxH3Config, PackedLayout};
 use mcsparse_dit::wan::{WanConfig, WanExperts};
-use serde::Serialize;
 
 use crate::error::Error;
 
@@ -18,8 +17,7 @@ const H3_GROUP: [usize; 2] = [17, 5];
 const H3_AUDIO: f64 = 40.0 / 24.0;
 
 /// Models whose form is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ModelName {
     /// Wan 2.1 text-to-video, 1.3 billion parameters.
     #[value(name = "wan2.1-t2v-1.3b")]
@@ -72,7 +70,7 @@ pub enum Form {
 }
 
 /// How the pipeline of a model runs it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Defaults {
     /// Width and height in pixels.
     pub size: [usize; 2],

@@ -102,11 +102,15 @@ pub fn write(path: &Path, tensors: Vec<(String, TensorData)>, metadata: BTreeMap
     let tensors: Vec<_> = tensors.into_iter().map(|(name, data)| (name, data.convert_dtype(DType::F32))).collect();
     let views: Result<Vec<_>, _> = tensors
         .iter()
-        .map(|(name, data)| Ok((name, TensorView::new(Dtype::F32, data.shape.to_vec(), data.as_bytes())?)))
+        .map(|(name, data)| Ok((name, TensorView::new(Dtype::F32, data.shape().to_vec(), data.as_bytes())?)))
         .collect();
     let views = views.map_err(|error: safetensors::SafeTensorError| fail(&error))?;
     let bytes = serialize(views, Some(metadata.into_iter().collect())).map_err(|error| fail(&error))?;
     let unfinished = path.with_extension("unfinished");
-    std::fs::write(&unfinished, bytes).map_err(|error| fail(&error))?;
-    std::fs::rename(&unfinished, path).map_err(|error| fail(&error))
+    let written = std::fs::write(&unfinished, bytes).and_then(|()| std::fs::rename(&unfinished, path));
+    written.map_err(|error| {
+        // What is reported is why it could not be written, whether or not its remains can be removed.
+        let _ = std::fs::remove_file(&unfinished);
+        fail(&error)
+    })
 }

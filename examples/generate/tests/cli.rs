@@ -120,13 +120,75 @@ fn an_interrupted_run_goes_on_where_it_was() {
     assert_eq!(whole, parts);
 }
 
+/// The weights of a fixture of the parity tests as a folder of diffusers.
+fn fixture(folder: &Path, name: &str) -> String {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);
+    let to = folder.join(name);
+    std::fs::create_dir(&to).unwrap();
+    std::fs::copy(from.join("weights.safetensors"), to.join("model.safetensors")).unwrap();
+    let json: Value = serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
+    let mut config = json["config"].clone();
+    config["_class_name"] = json["class"].clone();
+    config["text_embed_2_hidden"] = 16.into();
+    std::fs::write(to.join("config.json"), config.to_string()).unwrap();
+    to.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn every_kind_of_model_runs_both_ways_and_goes_on() {
+    let folder = tempdir().unwrap();
+    // Six evaluations each: the grid of MiniMax-H3 has one point more.
+    for (name, size, frames, steps) in [
+        ("hunyuan_tiny", "96x64", "9", "6"),
+        ("hunyuan15_tiny", "96x64", "9", "6"),
+        ("minimax_h3_tiny", "192x128", "22", "7"),
+    ] {
+        let weights = fixture(folder.path(), name);
+        let out = folder.path().join(format!("{name}-out"));
+        let out = out.to_str().unwrap();
+        let common =
+            ["--weights", &weights, "--random-conditions", "--size", size, "--frames", frames, "--steps", steps];
+        let common =
+            [&common[..], &["--group-size", "8", "--density", "0.3", "--out", out, "--save-every", "2"]].concat();
+        let printed = succeed(&[&common[..], &["--method", "both"]].concat());
+        assert!(printed.contains("times as fast as dense") && printed.contains("reuse"), "{name}: {printed}");
+
+        // Interrupted after the last state, as its latents cannot be put where they belong.
+        let taken = Path::new(out).join("mc-sparse.safetensors");
+        std::fs::remove_file(&taken).unwrap();
+        std::fs::create_dir(&taken).unwrap();
+        fail(&common, 1);
+        std::fs::remove_dir(&taken).unwrap();
+        succeed(&common);
+        let run = report(Path::new(out))["runs"]["mc-sparse"].clone();
+        // An anchor first, as the cache is gone.
+        assert_eq!((&run["resumed_at_step"], &run["kinds"][0]["kind"]), (&4.into(), &"anchor".into()), "{name}: {run}");
+    }
+    // Two experts, in the folders of a pipeline.
+    let pipeline = folder.path().join("a14b");
+    for part in ["transformer", "transformer_2"] {
+        let part = pipeline.join(part);
+        succeed(&["--write-random", "wan-tiny", "--out", part.to_str().unwrap(), "--seed", "5"]);
+    }
+    std::fs::write(pipeline.join("model_index.json"), r#"{"boundary_ratio": 0.9}"#).unwrap();
+    let (out, pipeline) = (folder.path().join("experts"), pipeline.to_str().unwrap().to_owned());
+    let arguments = ["--weights", &pipeline, "--random-conditions", "--size", "96x64", "--frames", "9", "--steps", "8"];
+    succeed(&[&arguments[..], &["--group-size", "8", "--out", out.to_str().unwrap()]].concat());
+    let kinds = report(&out)["runs"]["mc-sparse"]["kinds"].clone();
+    // An anchor for each.
+    assert_eq!((&kinds[1]["kind"], &kinds[1]["steps"]), (&"anchor".into(), &2.into()), "{kinds}");
+}
+
 #[test]
 fn what_does_not_fit_is_refused_before_it_is_loaded() {
     let folder = inputs();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (weights, conditions_file) = (path("transformer"), path("conditions.safetensors"));
     let base = ["--weights", &weights, "--conditions", &conditions_file];
-    let with = |more: &[&str]| [&base[..], more].concat();
+    fn joined<'a>(base: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+        [base, more].concat()
+    }
+    let with = |more: &[&'static str]| joined(&base, more);
     for (arguments, code, parts) in [
         (with(&["--size", "100x64"]), 2, &["--size", "width that is a multiple of 16, got 100"][..]),
         (with(&["--size", "big"]), 2, &["--size", "832x480"]),
@@ -147,7 +209,7 @@ fn what_does_not_fit_is_refused_before_it_is_loaded() {
     let config = Path::new(&weights).join("config.json");
     let text = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, text.replace("\"num_layers\": 2", "\"num_layers\": 3")).unwrap();
-    let message = fail(&with(&["--out", &path("out")]), 1);
+    let message = fail(&joined(&base, &["--out", &path("out")]), 1);
     assert!(message.contains("27 missing: blocks.2."), "{message}");
     std::fs::write(&config, text.replace("WanTransformer3DModel", "SomethingElse")).unwrap();
     let message = fail(&base, 1);
@@ -158,7 +220,7 @@ fn what_does_not_fit_is_refused_before_it_is_loaded() {
     let message = fail(&base, 2);
     assert!(message.contains("--guidance: expected 1, or negative_text"), "{message}");
     conditions(folder.path(), &["text", "negative_text"], 23);
-    let message = fail(&with(&["--out", &path("out")]), 1);
+    let message = fail(&joined(&base, &["--out", &path("out")]), 1);
     assert!(message.contains("text: expected [batch, text tokens, 24], got [1, 7, 23]"), "{message}");
     assert!(!Path::new(&path("out")).join("report.json").exists());
 }

@@ -123,6 +123,9 @@ fn dit_h3_refuses_by_name() {
     let none = PackedLayout { text_is_vision: vec![], ..layout() };
     assert_eq!(refused(model.prepare(text(1), none).unwrap_err()), "text");
 
+    let silent = PackedLayout { audio: 0, ..layout() };
+    assert_eq!(refused(model.prepare(text(6), silent).unwrap_err()), "audio");
+
     let prepared = model.prepare(text(6), layout()).unwrap();
     let times = Times { text: 0.5, keyframes: 0.5, audio: 0.5, video: 0.5 };
     let run = |video: [usize; 3], audio: [usize; 3], times: Times| {

@@ -27,9 +27,9 @@ pub use attention::{DualAttention, SingleAttention};
 pub use block::{AdaptiveNorm, DualBlock, SingleBlock};
 pub use config::{HunyuanVideo15Config, HunyuanVideoConfig};
 pub use embedding::{ByT5Embedder, ConditionTypes, GuidedTimeEmbedder, ImageEmbedder, TimeEmbedder, TimeTextEmbedder};
-pub use refiner::{Refiner, RefinerAttention, RefinerBlock, TokenRefiner};
+pub use refiner::{Refiner, RefinerAttention, RefinerBlock, RefinerFeedForward, TokenRefiner};
 pub use trim::trim;
-pub use video::{HunyuanCondition, HunyuanPrepared, HunyuanVideo};
+pub use video::{HunyuanCondition, HunyuanPrepared, HunyuanVideo, PatchEmbedder};
 pub use video15::{Hunyuan15Condition, Hunyuan15Prepared, HunyuanVideo15};
 
 /// In every norm, as in diffusers.

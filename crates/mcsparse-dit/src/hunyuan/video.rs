@@ -2,14 +2,15 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{DType, Device, Tensor, TensorData, activation::silu};
+use burn::tensor::{DType, Device, Tensor, activation::silu};
 use mcsparse::{Error, SelfAttention, TokenLayout};
 
 use super::attention::apart;
 use super::refiner::PreparedText;
 use super::{AdaptiveNorm, DualBlock, EPS, GuidedTimeEmbedder, HunyuanVideoConfig, SingleBlock, TokenRefiner};
 use crate::layers::{
-    self, PatchEmbedding, RotaryTables, Timestep, modulated_norm, timestep_embedding, unpatchify_channels_first,
+    self, PatchEmbedding, RotaryTables, Timestep, embedding_of, modulated_norm, timestep_embedding,
+    unpatchify_channels_first,
 };
 use crate::{VelocityModel, check};
 
@@ -137,8 +138,7 @@ impl HunyuanVideo {
         let pooled = embedder.text_embedder.forward(pooled.cast(dtype).unsqueeze_dim(1), silu);
         let embedding = match (&embedder.guidance_embedder, guidance) {
             (Some(embedder), Some(guidance)) if guidance.is_finite() => {
-                let scaled = TensorData::from([[(GUIDANCE_SCALE * guidance) as f32]]);
-                timestep_embedding(embedder, Tensor::from_data(scaled, (&device, DType::F32))) + pooled
+                embedding_of(embedder, &[GUIDANCE_SCALE * guidance], &device) + pooled
             }
             (None, None) => pooled,
             (Some(_), guidance) => return Err(check::config("guidance", "a finite number", format!("{guidance:?}"))),

@@ -52,14 +52,29 @@ fn shape<const D: usize>(tensor: &Tensor<D>) -> String {
 /// `[a, b]` becomes `[a, b, size]`. Frequency i is `exp(-ln(10000) * i / (size / 2))`, as in diffusers with
 /// `flip_sin_to_cos` and no frequency shift.
 fn sinusoid(timesteps: Tensor<2>, size: usize) -> Tensor<3> {
-    let half = size / 2;
-    // In f32, as the weights were trained: at timestep 1000 a rounding of the frequency shows in the fifth digit.
-    let log = -(10_000f64.ln() as f32);
-    let frequencies: Vec<f32> = (0..half).map(|i| (log * i as f32 / half as f32).exp()).collect();
-    let frequencies =
-        Tensor::<3>::from_data(TensorData::new(frequencies, [1, 1, half]), (&timesteps.device(), DType::F32));
+    let frequencies = frequencies(size / 2).collect::<Vec<f32>>();
+    let shape = [1, 1, frequencies.len()];
+    let frequencies = Tensor::<3>::from_data(TensorData::new(frequencies, shape), (&timesteps.device(), DType::F32));
     let angles = timesteps.unsqueeze_dim::<3>(2) * frequencies;
     Tensor::cat(vec![angles.clone().cos(), angles.sin()], 2)
+}
+
+/// In f32, as the weights were trained: at timestep 1000 a rounding of the frequency shows in the fifth digit.
+fn frequencies(half: usize) -> impl Iterator<Item = f32> {
+    let log = -(10_000f64.ln() as f32);
+    (0..half).map(move |i| (log * i as f32 / half as f32).exp())
+}
+
+/// As [`timestep_embedding`], of values that the host knows: `[1, values, output]`. The sinusoids are worked out there,
+/// since GPUs differ in the sines of angles as large as guidance makes them.
+pub(crate) fn embedding_of(embedder: &Projection, values: &[f64], device: &Device) -> Tensor<3> {
+    let weight = embedder.linear_1.weight.val();
+    let half = weight.dims()[0] / 2;
+    let angles = |value: f64| frequencies(half).map(move |frequency| f64::from(value as f32 * frequency));
+    let rows = values.iter().flat_map(|&value| angles(value).map(f64::cos).chain(angles(value).map(f64::sin)));
+    let rows: Vec<f32> = rows.map(|value| value as f32).collect();
+    let rows = Tensor::<3>::from_data(TensorData::new(rows, [1, values.len(), 2 * half]), (device, DType::F32));
+    embedder.forward(rows.cast(weight.dtype()), silu)
 }
 
 /// Sinusoids of `timesteps` `[a, b]` through `embedder`, in the dtype of its weights: `[a, b, output]`.

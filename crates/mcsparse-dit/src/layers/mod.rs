@@ -8,8 +8,8 @@ mod patch;
 mod rotary;
 
 pub(crate) use attend::{dense, self_attend, split_heads};
-pub(crate) use embedding::timestep_embedding;
 pub use embedding::{Projection, Timestep};
+pub(crate) use embedding::{embedding_of, timestep_embedding};
 pub use feed_forward::FeedForward;
 pub(crate) use feed_forward::gelu_tanh;
 pub(crate) use modulation::{f32_norm, gated_add, modulated_norm, parts};

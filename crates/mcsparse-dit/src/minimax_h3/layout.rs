@@ -72,11 +72,11 @@ impl PackedLayout {
         Self { text_is_vision: vec![false; text], keyframes: Vec::new(), audio, video, patch: [1, 2, 2] }
     }
 
-    /// Checks that the video can be cut into patches and that there is text.
+    /// Checks that the video can be cut into patches and that there are text and sound.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidTensor`] on argument `latents`, `text` or `patch`.
+    /// [`Error::InvalidTensor`] on argument `latents` or `text`, [`Error::InvalidConfig`] on `patch` or `audio`.
     pub fn validate(&self) -> Result<(), Error> {
         if self.patch[0] != 1 {
             return Err(check::config("patch", "one latent frame a token", self.patch[0]));
@@ -84,6 +84,9 @@ impl PackedLayout {
         layers::grid(self.video, self.patch)?;
         if self.text_is_vision.is_empty() {
             return Err(check::tensor("text", "at least one token", 0));
+        }
+        if self.audio == 0 {
+            return Err(check::config("audio", "at least one latent: the model makes no video without sound", 0));
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use super::layout::{AUDIO_TIME, KEYFRAME_TIME, VIDEO_TIME};
 use super::rotary::PackedRotary;
 use super::{H3Block, MiniMaxH3Config, PackedLayout, Times, TokenRefiner};
 use crate::check;
-use crate::layers::{Projection, timestep_embedding};
+use crate::layers::{Projection, embedding_of};
 
 /// The MiniMax-H3 transformer: predicts the velocities of noisy video and sound.
 #[derive(Module, Debug)]
@@ -175,15 +175,11 @@ impl MiniMaxH3 {
         if keyframes > 0 {
             parts.push(video.clone().slice_dim(1, 0..keyframes));
         }
-        if layout.audio > 0 {
-            parts.push(audio);
-        }
+        parts.push(audio);
         parts.push(video.slice_dim(1, keyframes..video_rows));
         let mut x = Tensor::cat(parts, 1);
 
-        let rows: Vec<f32> = times.rows().into_iter().map(|time| time as f32).collect();
-        let times = Tensor::<2>::from_data(TensorData::new(rows, [4, 1]), (&x.device(), DType::F32));
-        let time = timestep_embedding(&self.time_embedder, times).squeeze_dim::<2>(1);
+        let time = embedding_of(&self.time_embedder, &times.rows(), &x.device()).squeeze_dim::<2>(0);
 
         attention.begin_sequence(&layout.tokens())?;
         for (layer, block) in self.transformer_blocks.iter().enumerate() {
@@ -200,10 +196,7 @@ impl MiniMaxH3 {
         if keyframes > 0 {
             video.insert(0, output(keyframes_at..audio_at, KEYFRAME_TIME, &self.proj_out));
         }
-        let audio = match layout.audio {
-            0 => Tensor::zeros([batch, 0, config.audio_in_channels], (&x.device(), DType::F32)),
-            _ => output(audio_at..video_at, AUDIO_TIME, &self.audio_proj_out),
-        };
+        let audio = output(audio_at..video_at, AUDIO_TIME, &self.audio_proj_out);
         Ok(H3Velocity { video: Tensor::cat(video, 1), audio })
     }
 }
