@@ -2,7 +2,6 @@
 //! cross-attention where the model has it, a feed-forward network.
 
 use burn::tensor::activation::silu;
-use burn::tensor::module::linear;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use mcsparse::check::Problem;
 use mcsparse::ops::{self, Kernels, Stage};
@@ -37,7 +36,8 @@ impl Linear {
 
     /// `[rows, inputs]` to `[rows, outputs]`.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        linear(x, self.weight.clone(), Some(self.bias.clone()))
+        let route = ops::linear_route(&x, &self.weight, Kernels::Auto);
+        ops::linear(&route, x, self.weight.clone(), Some(self.bias.clone()))
     }
 }
 

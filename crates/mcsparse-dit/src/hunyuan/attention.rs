@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use mcsparse::{Error, SelfAttention};
 
 use super::EPS;
-use crate::layers::{RotaryTables, self_attend, split_heads};
+use crate::layers::{RotaryTables, linear, self_attend, split_heads};
 
 /// Projections of video and text apart, with an RMS norm of every head on queries and keys.
 #[derive(Module, Debug)]
@@ -73,17 +73,17 @@ impl DualAttention {
         let heads = |x: Tensor<3>| split_heads(x, self.heads);
         let joined = |video, text| Tensor::cat(vec![video, text], 1);
         let query = joined(
-            self.norm_q.forward(heads(self.to_q.forward(video.clone()))),
-            self.norm_added_q.forward(heads(self.add_q_proj.forward(text.clone()))),
+            self.norm_q.forward(heads(linear(&self.to_q, video.clone()))),
+            self.norm_added_q.forward(heads(linear(&self.add_q_proj, text.clone()))),
         );
         let key = joined(
-            self.norm_k.forward(heads(self.to_k.forward(video.clone()))),
-            self.norm_added_k.forward(heads(self.add_k_proj.forward(text.clone()))),
+            self.norm_k.forward(heads(linear(&self.to_k, video.clone()))),
+            self.norm_added_k.forward(heads(linear(&self.add_k_proj, text.clone()))),
         );
-        let value = joined(heads(self.to_v.forward(video)), heads(self.add_v_proj.forward(text)));
+        let value = joined(heads(linear(&self.to_v, video)), heads(linear(&self.add_v_proj, text)));
         let output = self_attend(layer, [rotary.rotate(query), rotary.rotate(key), value], attention)?;
         let [video, text] = apart(output, tokens);
-        Ok([self.to_out.forward(video), self.to_add_out.forward(text)])
+        Ok([linear(&self.to_out, video), linear(&self.to_add_out, text)])
     }
 }
 
@@ -125,9 +125,9 @@ impl SingleAttention {
         attention: &mut dyn SelfAttention,
     ) -> Result<Tensor<3>, Error> {
         let heads = |x: Tensor<3>| split_heads(x, self.heads);
-        let query = rotary.rotate(self.norm_q.forward(heads(self.to_q.forward(x.clone()))));
-        let key = rotary.rotate(self.norm_k.forward(heads(self.to_k.forward(x.clone()))));
-        let value = heads(self.to_v.forward(x));
+        let query = rotary.rotate(self.norm_q.forward(heads(linear(&self.to_q, x.clone()))));
+        let key = rotary.rotate(self.norm_k.forward(heads(linear(&self.to_k, x.clone()))));
+        let value = heads(linear(&self.to_v, x));
         self_attend(layer, [query, key, value], attention)
     }
 }

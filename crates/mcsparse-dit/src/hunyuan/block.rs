@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Tensor, activation::silu, module::linear};
 use mcsparse::{Error, SelfAttention};
 
 use super::{DualAttention, EPS, SingleAttention};
-use crate::layers::{FeedForward, RotaryTables, gated_add, gelu_tanh, modulated_norm, parts};
+use crate::layers::{FeedForward, RotaryTables, gated_add, gelu_tanh, linear, modulated_norm, parts};
 
 /// What the embedding of time and condition makes of a norm: shifts, scales and gates.
 #[derive(Module, Debug)]
@@ -117,7 +117,7 @@ impl SingleBlock {
         let [shift, scale, gate] = self.norm.parts(embedding);
         let normed = modulated_norm(x.clone(), scale, shift, EPS);
         let attended = self.attn.forward(layer, normed.clone(), rotary, attention)?;
-        let hidden = gelu_tanh(self.proj_mlp.forward(normed));
+        let hidden = gelu_tanh(linear(&self.proj_mlp, normed));
         // The two parts of the last projection one by one: joined they would be copied, five times the size of `x`.
         let (weight, bias) = (self.proj_out.weight.val(), self.proj_out.bias.as_ref().map(|bias| bias.val()));
         let [all, inner] = weight.dims();

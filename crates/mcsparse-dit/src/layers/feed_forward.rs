@@ -4,6 +4,8 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
 
+use super::linear;
+
 /// GELU in its tanh form, `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
 ///
 /// Written as `x / (1 + exp(-2 y))`, `y` being the argument of the tanh: on Flex one exponential takes a sixth of the
@@ -47,7 +49,7 @@ impl FeedForward {
     }
 
     fn tokens<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        self.down.forward(gelu_tanh(self.up.forward(x)))
+        linear(&self.down, gelu_tanh(linear(&self.up, x)))
     }
 }
 

@@ -7,7 +7,7 @@ use mcsparse::{Error, SelfAttention};
 
 use super::MiniMaxH3Config;
 use super::rotary::PackedRotary;
-use crate::layers::{dense, self_attend, split_heads};
+use crate::layers::{dense, linear, self_attend, split_heads};
 
 /// Projections without bias, and an RMS norm of every head on queries and keys.
 #[derive(Module, Debug)]
@@ -44,7 +44,7 @@ impl H3Attention {
     }
 
     fn project(&self, x: Tensor<3>) -> [Tensor<4>; 3] {
-        let heads = |linear: &Linear| split_heads(linear.forward(x.clone()), self.heads);
+        let heads = |layer: &Linear| split_heads(linear(layer, x.clone()), self.heads);
         [self.norm_q.forward(heads(&self.to_q)), self.norm_k.forward(heads(&self.to_k)), heads(&self.to_v)]
     }
 
@@ -58,12 +58,12 @@ impl H3Attention {
     ) -> Result<Tensor<3>, Error> {
         let [query, key, value] = self.project(x);
         let output = self_attend(layer, [rotary.rotate(query), rotary.rotate(key), value], attention)?;
-        Ok(self.to_out.forward(output))
+        Ok(linear(&self.to_out, output))
     }
 
     /// Dense attention within `x`, without positions: that of the text refiner.
     pub(super) fn refine(&self, x: Tensor<3>) -> Tensor<3> {
         let [query, key, value] = self.project(x);
-        self.to_out.forward(dense(query, key, value))
+        linear(&self.to_out, dense(query, key, value))
     }
 }

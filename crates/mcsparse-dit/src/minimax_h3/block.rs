@@ -8,6 +8,7 @@ use mcsparse::{Error, SelfAttention};
 use super::layout::MODALITIES;
 use super::rotary::PackedRotary;
 use super::{H3Attention, MiniMaxH3Config};
+use crate::layers::linear;
 
 /// Shift, scale and gate of attention and of feed-forward network.
 const PARTS: usize = 6;
@@ -28,11 +29,11 @@ impl SwiGlu {
     }
 
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let both = self.up.forward(x);
+        let both = linear(&self.up, x);
         let (dtype, hidden) = (both.dtype(), both.dims()[2] / 2);
         let value = both.clone().slice_dim(2, 0..hidden).cast(DType::F32);
         let gate = both.slice_dim(2, hidden..2 * hidden).cast(DType::F32);
-        self.down.forward((value * silu(gate)).cast(dtype))
+        linear(&self.down, (value * silu(gate)).cast(dtype))
     }
 }
 
