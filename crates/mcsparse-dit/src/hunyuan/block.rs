@@ -2,11 +2,11 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{DType, Device, Tensor, activation::silu, module::linear};
+use burn::tensor::{DType, Device, Tensor, activation::silu};
 use mcsparse::{Error, SelfAttention};
 
 use super::{DualAttention, EPS, SingleAttention};
-use crate::layers::{FeedForward, RotaryTables, gated_add, gelu_tanh, linear, modulated_norm, parts};
+use crate::layers::{FeedForward, RotaryTables, gated_add, gelu_tanh, linear, linear_of, modulated_norm, parts};
 
 /// What the embedding of time and condition makes of a norm: shifts, scales and gates.
 #[derive(Module, Debug)]
@@ -122,7 +122,7 @@ impl SingleBlock {
         let (weight, bias) = (self.proj_out.weight.val(), self.proj_out.bias.as_ref().map(|bias| bias.val()));
         let [all, inner] = weight.dims();
         let of = |rows: std::ops::Range<usize>| weight.clone().slice_dim(0, rows);
-        let update = linear(attended, of(0..inner), None) + linear(hidden, of(inner..all), bias);
+        let update = linear_of(attended, of(0..inner), None) + linear_of(hidden, of(inner..all), bias);
         Ok(gated_add(x, update, gate))
     }
 }

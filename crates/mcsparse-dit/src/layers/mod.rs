@@ -13,7 +13,7 @@ pub use embedding::{Projection, Timestep};
 pub(crate) use embedding::{embedding_of, timestep_embedding};
 pub use feed_forward::FeedForward;
 pub(crate) use feed_forward::gelu_tanh;
-pub(crate) use linear::linear;
+pub(crate) use linear::{linear, linear_of};
 pub(crate) use modulation::{f32_norm, gated_add, modulated_norm, parts};
 pub use patch::{PatchEmbedding, patchify, unpatchify, unpatchify_channels_first};
 pub use rotary::{RotaryTables, axis_dims};
