@@ -13,6 +13,7 @@ mod fusion;
 mod grouping;
 mod half;
 mod hostile;
+mod lab;
 mod memory;
 mod method;
 mod misuse;
