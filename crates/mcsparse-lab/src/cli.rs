@@ -80,6 +80,9 @@ pub enum Command {
         /// Folder for the page and its pictures
         #[arg(long, value_name = "DIR", default_value = "docs")]
         docs: PathBuf,
+        /// Where the records were made, for the page: "2 cores of ..."
+        #[arg(long, value_name = "TEXT")]
+        machine: Option<String>,
     },
 }
 
@@ -289,6 +292,6 @@ pub fn start(cli: &Cli) -> Result<(), Error> {
             println!("{}", probe::run(&options, &args.device.open(DType::F32)?)?);
             Ok(())
         }
-        Command::Findings { from, docs } => findings::write(from, docs),
+        Command::Findings { from, docs, machine } => findings::write(from, docs, machine.as_deref()),
     }
 }

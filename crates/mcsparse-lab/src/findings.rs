@@ -21,11 +21,12 @@ const PICTURES: &str = "pictures";
 const PREFIX: &str = "lab-";
 
 /// Writes `findings.md` and its plots to `docs` from the records in `from`; experiments without a record are named as missing.
+/// `machine` says where they ran.
 ///
 /// # Errors
 ///
 /// [`Error::Run`] if a record cannot be read or a file not be written.
-pub fn write(from: &Path, docs: &Path) -> Result<(), Error> {
+pub fn write(from: &Path, docs: &Path, machine: Option<&str>) -> Result<(), Error> {
     writable_folder(&docs.join(PICTURES))?;
     let path = |name: &str| from.join(format!("{name}.json"));
     let mut text = String::from(
@@ -36,6 +37,9 @@ pub fn write(from: &Path, docs: &Path) -> Result<(), Error> {
          that of the whole run (dense steps, anchors and dense layers counted) stand side by side. \
          [lab.md](lab.md) says what each method is.\n",
     );
+    if let Some(machine) = machine {
+        let _ = write!(text, "\nMeasured on {machine}.\n");
+    }
     let mut missing = Vec::new();
     for (name, title) in [
         ("ablation", "Does the paper's order hold here?"),
@@ -152,7 +156,10 @@ fn ahead(record: &Record) -> String {
     let mut text = String::new();
     for density in &record.settings.densities {
         let ours = format!("mc-sparse@{density}");
-        let rivals = record.arms.iter().filter(|arm| arm.density == Some(*density) && arm.id != ours);
+        if record.arm(&ours).is_none() {
+            continue;
+        }
+        let rivals = record.arms.iter().filter(|arm| arm.density == Some(*density) && !arm.id.starts_with("mc-sparse"));
         let gains: Vec<_> = rivals.filter_map(|arm| Some((arm.label.clone(), record.gain(&ours, &arm.id)?))).collect();
         let named = |wanted: &dyn Fn(&Estimate) -> bool| {
             let all = gains.iter().filter(|(_, gain)| wanted(gain));
@@ -221,7 +228,7 @@ mod tests {
     #[test]
     fn a_folder_without_records_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let error = write(folder.path(), &folder.path().join("docs")).unwrap_err().to_string();
+        let error = write(folder.path(), &folder.path().join("docs"), None).unwrap_err().to_string();
         assert!(error.contains("no record of an experiment"), "{error}");
         assert!(!folder.path().join("docs/findings.md").exists());
     }

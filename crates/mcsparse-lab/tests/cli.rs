@@ -52,7 +52,7 @@ fn every_experiment_runs_and_the_findings_follow() {
 
     run("versus --residual --densities 0.15");
     let record: Record = Record::read(&out.join("versus.json")).unwrap();
-    assert_eq!(record.arms.len(), 1 + 10 + 7);
+    assert_eq!(record.arms.len(), 1 + 11 + 7);
     run("schedule");
     run("fewstep --counts 3,5");
     let improve = run("improve --fit 1");

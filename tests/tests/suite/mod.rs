@@ -18,6 +18,7 @@ mod fusion;
 mod grouping;
 mod half;
 mod hostile;
+mod lab;
 mod large;
 mod layers;
 mod linear;

@@ -80,9 +80,10 @@ impl LabAttention {
             | Select::LargestBlocks { block }
             | Select::ThresholdBlocks { block } => [block, recipe.group_size],
             Select::Clusters { queries, keys, .. } => [queries, keys],
-            Select::Keys | Select::StaleKeys => [recipe.group_size; 2],
+            Select::Keys | Select::StaleKeys | Select::CompetingKeys { .. } => [recipe.group_size; 2],
         };
-        if sizes.contains(&0) {
+        let rest = matches!(recipe.rest, Rest::Means { block: 0 } | Rest::FirstOrder { block: 0 });
+        if sizes.contains(&0) || rest {
             return refuse("group_size", "groups, blocks and clusters of at least 1 token", format!("{sizes:?}"));
         }
         let by_weight = recipe.scores_again() || recipe.select == Select::StaleKeys;
@@ -108,8 +109,8 @@ impl LabAttention {
     }
 
     /// Attention work so far as a share of dense attention, counted as [`Plan::effective_density`] does: an anchor 1, half
-    /// more if all pairs are scored again, and the density if it makes a residual. Pooling, clustering and block means are
-    /// left out; they are of lower order.
+    /// more if all pairs are scored again, and [`Recipe::work`] if it makes a residual, which is also what a sparse step counts.
+    /// Pooling, clustering, grouping and the first-order term are left out; they are of lower order in the tokens.
     pub fn effective_density(&self) -> f64 {
         self.pairs / self.dense_pairs
     }
@@ -143,7 +144,7 @@ impl LabAttention {
         let sparse = (watched || has_residual).then(|| self.sparse(&pattern, call));
         let again = stale.is_none() && self.recipe.select == Select::StaleKeys;
         let scores = if choose && (self.recipe.scores_again() || again) { 0.5 } else { 0.0 };
-        self.count(1.0 + scores + if has_residual { self.recipe.density } else { 0.0 }, call);
+        self.count(1.0 + scores + if has_residual { self.recipe.work() } else { 0.0 }, call);
         slot.sparse = sparse.as_ref().filter(|_| watched).map(|sparse| sparse.output.clone());
         let made = || sparse.expect("made for a residual");
         slot.left = Some(Left::new(&self.recipe.residual, (&dense, &lse), made, slot.left.as_ref(), step));
@@ -159,7 +160,7 @@ impl LabAttention {
             let change = (sparse.output.clone() - then.clone()).square().sum() / then.clone().square().sum();
             self.drift.push(change.sqrt());
         }
-        self.count(self.recipe.density, call);
+        self.count(self.recipe.work(), call);
         Some(left.apply(&self.recipe.residual, sparse, layer, step))
     }
 }

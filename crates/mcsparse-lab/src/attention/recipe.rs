@@ -39,7 +39,13 @@ pub enum Select {
     },
     /// Single keys by their summed attention weight, as MC-Sparse.
     Keys,
-    /// The same, normalised by the log-sum-exp of the dense step before (Chipmunk, which saves the second pass).
+    /// Single keys by their summed attention weight where groups compete for a common budget, so that one may keep more keys
+    /// than another; the mean is exact.
+    CompetingKeys {
+        /// Whether the heads of a batch element compete too.
+        heads: bool,
+    },
+    /// The same as [`Select::Keys`], normalised by the log-sum-exp of the dense step before (Chipmunk, which saves the second pass).
     StaleKeys,
     /// Clusters of keys for clusters of queries, by the estimated weight of a key cluster: its size times the exponential of
     /// the centroids' score (SVG2). The grouping of the recipe is not used.
@@ -165,6 +171,19 @@ impl Recipe {
 
     /// Whether an anchor has to score all pairs a second time.
     pub fn scores_again(&self) -> bool {
-        matches!(self.select, Select::ExactBlocks { .. } | Select::LargestBlocks { .. } | Select::Keys)
+        matches!(
+            self.select,
+            Select::ExactBlocks { .. } | Select::LargestBlocks { .. } | Select::Keys | Select::CompetingKeys { .. }
+        )
+    }
+
+    /// Work of a sparse step as a share of dense attention: the kept pairs, and one pair of each query with each block mean
+    /// where these stand in for the rest.
+    pub fn work(&self) -> f64 {
+        self.density
+            + match self.rest {
+                Rest::Dropped => 0.0,
+                Rest::Means { block } | Rest::FirstOrder { block } => 1.0 / block as f64,
+            }
     }
 }

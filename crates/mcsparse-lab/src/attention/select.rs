@@ -173,6 +173,10 @@ pub fn select(recipe: &Recipe, call: &Call<'_>, lse: Option<&Tensor<3>>) -> Patt
             Kept::Mask(blocks.spread(above(pooled(&blocks), recipe.density, call)))
         }
         Select::Keys | Select::StaleKeys => single_keys(call, &groups, lse(), keys),
+        Select::CompetingKeys { heads } => {
+            let weights = call.over_groups(&groups, lse(), |logs| logs.exp().sum_dim(2));
+            Kept::Mask(competing(weights, keys, heads, call))
+        }
         Select::Clusters { .. } => unreachable!("clusters have groups of their own"),
     };
     Pattern::Groups { groups, kept }
@@ -198,6 +202,17 @@ pub(super) fn single_keys(call: &Call<'_>, groups: &Groups, lse: &Tensor<3>, key
     };
     let order = groups.order.clone().reshape([call.problem.batch, call.problem.heads, tokens]);
     Kept::Indices(ops::select_keys(&route, call.query.clone(), call.key.clone(), lse.clone(), order, options))
+}
+
+/// 1 for the keys of largest weight among all groups of a head, or of all heads of a batch element; `keys` a group on average.
+fn competing(weights: Tensor<3>, keys: usize, heads: bool, call: &Call<'_>) -> Tensor<3> {
+    let [z, groups, tokens] = weights.dims();
+    let together = groups * if heads { call.problem.heads } else { 1 };
+    let rows = z * groups / together;
+    let route = ops::route(Stage::Select, &call.problem, Kernels::Auto);
+    let flat = weights.reshape([rows, together * tokens]);
+    let chosen = ops::partition_indices(&route, flat, together * keys, false).cast(INDEX);
+    marks(chosen, together * tokens).reshape([z, groups, tokens])
 }
 
 /// 1 for the share `density` of all pairs of groups and blocks of a head whose score lies furthest above the mean of its

@@ -249,6 +249,33 @@ fn the_threshold_counts_deviations_and_groups_compete() {
 }
 
 #[test]
+fn competing_groups_keep_the_most_weight_there_is() {
+    let (layout, group) = (&layouts()[0], 8);
+    let (tokens, data) = (layout.tokens(), qkv(layout.tokens(), 11));
+    let call = call(&data, layout);
+    let (_, lse) = call.dense();
+    let (hosts, groups) = (Host::of(&data), runs(layout, group));
+    for heads in [false, true] {
+        let recipe = Recipe { select: Select::CompetingKeys { heads }, ..token_keys(0.2, group) };
+        let masks = masks(&select(&recipe, &call, Some(&lse)), tokens);
+        let weights: Vec<f64> = hosts
+            .iter()
+            .flat_map(|host| groups.iter().flat_map(move |g| (0..tokens).map(move |j| (host, g, j))))
+            .map(|(host, g, j)| g.iter().map(|&i| host.log_weight(i, j).exp()).sum())
+            .collect();
+        let together = groups.len() * tokens * if heads { HEADS } else { 1 };
+        let keys = together / tokens * recipe.keys(tokens);
+        let kept: Vec<bool> = weights.chunks(together).flat_map(|weights| largest(weights, keys)).collect();
+        for (h, masks) in masks.iter().enumerate() {
+            for (g, members) in groups.iter().enumerate() {
+                let expected = &kept[(h * groups.len() + g) * tokens..][..tokens];
+                members.iter().for_each(|&i| assert_eq!(masks[i], expected, "heads {heads}"));
+            }
+        }
+    }
+}
+
+#[test]
 fn k_means_is_lloyd() {
     let (n, count, iterations) = (40, 5, 4);
     let flat = normal(n * DIM, 9);
@@ -531,6 +558,9 @@ fn what_cannot_be_is_refused() {
     assert_eq!(refused(vanilla(0.0, 8, 8)), "density: expected above 0 and at most 1, got 0");
     assert!(refused(vanilla(0.2, 8, 0)).starts_with("group_size: expected groups, blocks and clusters of at least 1"));
     assert!(refused(Recipe { refresh: Refresh::EveryStep, ..token_keys(0.2, 8) }).starts_with("refresh: expected"));
+    assert!(
+        refused(Recipe { rest: Rest::Means { block: 0 }, ..vanilla(0.2, 8, 8) }).starts_with("group_size: expected")
+    );
     assert!(refused(Recipe { rest: Rest::Means { block: 8 }, ..svg2(0.2, 8, 8) }).starts_with("rest: expected"));
     let mut attention = LabAttention::new(vanilla(0.2, 8, 8), plan(), Layout::raster(45)).unwrap();
     let [q, k, v] = qkv(44, 1);

@@ -7,7 +7,7 @@ use super::{
     study::Settings,
 };
 use crate::attention::{
-    Gain, Recipe, Refresh, Residual, Rest,
+    Gain, Recipe, Refresh, Residual, Rest, Select,
     rivals::{chipmunk, content_keys, lite, mc_sparse, pisa, reused_blocks, sol, svg2, token_keys, vanilla},
 };
 
@@ -68,6 +68,9 @@ pub fn versus(settings: &Settings, residual: bool) -> Vec<Arm> {
             ("lite".into(), "LiteAttention".into(), lite(density, group, small)),
         ];
         arms.push(ours);
+        let rest = Rest::Means { block: small };
+        let recipe = Recipe { rest, ..mc_sparse(density, group) };
+        arms.push(of("mc-sparse-means", "MC-Sparse, tail by block means", recipe, settings));
         for (id, label, recipe) in rivals {
             let has = recipe.residual != Residual::Off;
             arms.push(of(&id, &label, recipe.clone(), settings));
@@ -174,8 +177,24 @@ pub fn improve(settings: &Settings, law: Option<Vec<Vec<f64>>>) -> Vec<Arm> {
     arms.push(of("renormalised", "sparse part keeps its share of the anchor", renormalised, settings));
     let tail = base.clone().with_residual(Residual::Tail);
     arms.push(of("tail", "tail as a part of the softmax", tail, settings));
-    let rest = Recipe { rest: Rest::Means { block: settings.small_block }, ..full.clone() };
-    arms.push(of("means", "tail by block means at every step, and residual", rest, settings));
+    let block = settings.small_block;
+    let means = Recipe { rest: Rest::Means { block }, ..base.clone() };
+    arms.push(of("means", "tail by block means at every step, no residual", means.clone(), settings));
+    let both = means.plus_residual();
+    arms.push(of("means-residual", "tail by block means at every step, and residual", both.clone(), settings));
+    let coarse = Recipe { rest: Rest::Means { block: settings.group_size }, ..both.clone() };
+    let label = "the same by means of twice as many keys";
+    arms.push(of("coarse-means-residual", label, coarse, settings));
+    let first_order = Recipe { rest: Rest::FirstOrder { block }, ..full.clone() };
+    arms.push(of("first-order-residual", "tail by PISA's first order, and residual", first_order, settings));
+    arms.push(of("pisa-residual", "PISA and residual", pisa(density, block).plus_residual(), settings));
+    for (id, label, heads) in [
+        ("groups-compete", "groups of a head compete for keys", false),
+        ("heads-compete", "groups and heads compete for keys", true),
+    ] {
+        let recipe = Recipe { select: Select::CompetingKeys { heads }, ..full.clone() };
+        arms.push(of(id, label, recipe, settings));
+    }
 
     let at = |arm: Arm, warm_up: usize, anchors: Vec<usize>| Arm {
         schedule: Steps::warm_up(warm_up).with_anchors(Anchors::At(anchors)),
@@ -185,6 +204,8 @@ pub fn improve(settings: &Settings, law: Option<Vec<Vec<f64>>>) -> Vec<Arm> {
     let three = vec![first, first + third, first + 2 * third];
     arms.push(at(of("second-anchor", "second anchor", full.clone(), settings), warm_up, two.clone()));
     arms.push(at(of("third-anchor", "three anchors", full.clone(), settings), warm_up, three));
+    let label = "second anchor, tail by block means, and residual";
+    arms.push(at(of("second-anchor-means", label, both, settings), warm_up, two.clone()));
     let keep = Recipe { refresh: Refresh::FirstAnchor, ..full.clone() };
     arms.push(at(
         of("second-residual", "second anchor refreshes the residual alone", keep, settings),

@@ -1,6 +1,10 @@
 //! What the experiments share: a model, clips to denoise and how.
 
-use std::path::{Path, PathBuf};
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
 
 use burn::tensor::{Device, Tensor, TensorData};
 use mcsparse::SelfAttention;
@@ -81,6 +85,8 @@ pub struct Study {
     pub quiet: bool,
     conditions: ConditionFile,
     names: Vec<String>,
+    /// Noise by seed: every arm starts from the same, and drawing it takes as long as some steps.
+    noise: RefCell<HashMap<u64, Vec<f32>>>,
 }
 
 impl Study {
@@ -122,7 +128,8 @@ impl Study {
         settings.lpips = lpips.as_ref().map(|lpips| lpips.net().to_string());
         let model = ClipModel::load_weights(weights.join(preset.name), &config, settings.dtype.burn(), &device)?;
         let layout = Layout::tiled(model.grid(), preset.tile)?;
-        Ok(Self { settings, preset, model, device, lpips, layout, quiet, conditions, names })
+        let noise = RefCell::default();
+        Ok(Self { settings, preset, model, device, lpips, layout, quiet, conditions, names, noise })
     }
 
     /// Clip `index`: conditions take turns, every clip has a noise of its own.
@@ -158,7 +165,12 @@ impl Study {
         let [_, channels, frames, height, width] = self.model.shape();
         let shape = [clips.len(), channels, frames, height, width];
         let size: usize = self.model.shape().iter().product();
-        let values: Vec<f32> = clips.iter().flat_map(|clip| normal(size, clip.seed)).collect();
+        let mut drawn = self.noise.borrow_mut();
+        let mut values = Vec::with_capacity(clips.len() * size);
+        for clip in clips {
+            values.extend_from_slice(drawn.entry(clip.seed).or_insert_with(|| normal(size, clip.seed)));
+        }
+        drop(drawn);
         let noise = Tensor::from_data(TensorData::new(values, shape), &self.device);
         let tokens = clips
             .iter()

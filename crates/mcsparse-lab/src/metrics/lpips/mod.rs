@@ -5,7 +5,7 @@
 //! fire modules of SqueezeNet), and `heads.linI.model.1.weight` for head `I`. In PyTorch:
 //!
 //! ```python
-//! import torchvision, safetensors.torch as st
+//! import torch, torchvision, safetensors.torch as st
 //! net = torchvision.models.squeezenet1_1(weights="DEFAULT").features.state_dict()  # or alexnet, vgg16
 //! heads = torch.load("lpips/weights/v0.1/squeeze.pth")                             # or alex.pth, vgg.pth
 //! st.save_file({f"backbone.{k}": v for k, v in net.items()} | {f"heads.{k}": v for k, v in heads.items()}, "lpips.safetensors")
