@@ -77,7 +77,8 @@ fn modulated_norm<E: Float, N: Size>(
     #[unroll]
     for j in 0..each {
         if comptime!(j * UNITS as usize) + unit < vectors {
-            held[j] = held[j] - Vector::<f32, N>::new(mean);
+            let centred = held[j] - Vector::<f32, N>::new(mean);
+            held[j] = centred;
             squares += held[j] * held[j];
         }
     }
