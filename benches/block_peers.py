@@ -8,32 +8,14 @@ norms and rotary embedding in f32, products by cuBLAS. Each part is timed as it 
 MCSPARSE_COMPILE=0: medians of 9 samples of at least 20 ms, synchronised. Needs a CUDA GPU and PyTorch.
 """
 import json
-import math
 import os
 import sys
-import time
 
 import torch
 import torch.nn.functional as F
+from timing import timed
 
-SAMPLES, SAMPLE_MS = 9, 20.0
 EPS = 1e-6
-
-
-def timed(run):
-    """Median ms of a call."""
-
-    def sample(calls):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            run()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - start) * 1e3 / calls
-
-    sample(2)
-    calls = max(1, math.ceil(SAMPLE_MS / sample(1)))
-    return sorted(sample(calls) for _ in range(SAMPLES))[SAMPLES // 2]
 
 
 def parts(shape, tokens, dtype):
@@ -104,9 +86,9 @@ def main():
     sums, worst = [0.0, 0.0, 0.0], (0.0, "")
     with torch.no_grad():
         for name, calls, function, inputs in parts(shape, tokens, dtype):
-            eager = calls * timed(lambda: function(*inputs))
+            eager = calls * timed(lambda: function(*inputs))[0]
             fused = torch.compile(function) if compiled else None
-            best = calls * timed(lambda: fused(*inputs)) if compiled else float("nan")
+            best = calls * timed(lambda: fused(*inputs))[0] if compiled else float("nan")
             mine = calls * ours[name]
             lowest = min(eager, best) if compiled else eager
             sums = [a + b for a, b in zip(sums, (eager, lowest, mine))]

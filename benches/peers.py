@@ -8,40 +8,20 @@ at least 20 ms after a warm-up, synchronised, on random normal bf16 values; ours
 wrong is not timed. PyTorch gets contiguous heads; ours are views of [batch, tokens, heads, head_dim] unless MCSPARSE_LAYOUT=heads.
 MCSPARSE_BENCH names a compiled bench program to run instead of cargo.
 """
-import math
 import os
 import re
 import subprocess
 import sys
-import time
 
 import torch
 import torch.nn.functional as F
+from timing import timed
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 if len(sys.argv) not in (1, 4, 5):
     sys.exit(f"expected no argument, or TOKENS HEADS HEAD_DIM [DENSITY], got {len(sys.argv) - 1} of them")
 TOKENS, HEADS, DIM = (int(x) for x in (sys.argv[1:4] if len(sys.argv) > 3 else (75648, 10, 128)))
 DENSITY = float(sys.argv[4]) if len(sys.argv) > 4 else 0.2
-SAMPLES, SAMPLE_MS = 9, 20.0
-
-
-def timed(run):
-    """Median and minimum of the samples, in ms a call."""
-
-    def sample(calls):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            run()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - start) * 1e3 / calls
-
-    sample(1)
-    calls = max(1, math.ceil(SAMPLE_MS / sample(1)))
-    sample(calls)
-    times = sorted(sample(calls) for _ in range(SAMPLES))
-    return times[SAMPLES // 2], times[0]
 
 
 def torch_rows():

@@ -35,7 +35,7 @@ pub fn write(from: &Path, docs: &Path, machine: Option<&str>) -> Result<(), Erro
          from the mean error over a clip; intervals are 95 % by Student's t over clips, and differences are paired by clip. The \
          row \"dense, tensor operations\" is the floor: two dense kernels differ by that much. The density of a reuse step and \
          that of the whole run (dense steps, anchors and dense layers counted) stand side by side. \
-         [lab.md](lab.md) says what each method is.\n",
+         docs/lab.md says what each method is.\n",
     );
     if let Some(machine) = machine {
         let _ = write!(text, "\nMeasured on {machine}.\n");
@@ -161,6 +161,9 @@ fn ahead(record: &Record) -> String {
         }
         let rivals = record.arms.iter().filter(|arm| arm.density == Some(*density) && !arm.id.starts_with("mc-sparse"));
         let gains: Vec<_> = rivals.filter_map(|arm| Some((arm.label.clone(), record.gain(&ours, &arm.id)?))).collect();
+        if gains.is_empty() {
+            continue;
+        }
         let named = |wanted: &dyn Fn(&Estimate) -> bool| {
             let all = gains.iter().filter(|(_, gain)| wanted(gain));
             all.map(|(label, gain)| format!("{label} ({})", decibel(gain))).collect::<Vec<_>>().join(", ")

@@ -6,7 +6,6 @@
 pub mod attention;
 pub mod clock;
 pub mod conditions;
-pub mod error;
 pub mod memory;
 pub mod options;
 pub mod report;
@@ -33,7 +32,7 @@ use run::{Arm, Job};
 use shape::Form;
 use video::Video;
 
-pub use error::Error;
+pub use mcsparse_lab::error::{self, Error};
 pub use options::Options;
 
 /// Runs the program.

@@ -3,8 +3,9 @@
 use mcsparse::{McSparseConfig, SinkTokens};
 
 use crate::error::Error;
-use crate::options::{DType, Method};
+use crate::options::Method;
 use crate::shape::Form;
+use mcsparse_lab::device::DType;
 
 /// Temporary memory of one stage of MC-Sparse.
 const WORKSPACE: u64 = 512 << 20;

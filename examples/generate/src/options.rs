@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
+use mcsparse_lab::device::DType;
 
 use crate::shape::ModelName;
 
@@ -15,28 +16,6 @@ pub enum Method {
     McSparse,
     /// One after the other from the same noise, and the difference.
     Both,
-}
-
-/// The float type that the transformer runs in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DType {
-    /// 32 bits.
-    F32,
-    /// 16 bits of IEEE 754.
-    F16,
-    /// 16 bits with the exponent of f32.
-    Bf16,
-}
-
-impl DType {
-    /// As Burn names it.
-    pub fn burn(self) -> burn::tensor::DType {
-        match self {
-            Self::F32 => burn::tensor::DType::F32,
-            Self::F16 => burn::tensor::DType::F16,
-            Self::Bf16 => burn::tensor::DType::BF16,
-        }
-    }
 }
 
 /// Denoises latents with the weights of a video transformer.

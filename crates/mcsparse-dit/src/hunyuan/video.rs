@@ -211,11 +211,7 @@ impl VelocityModel for HunyuanVideo {
         prepared: &HunyuanPrepared,
         attention: &mut dyn SelfAttention,
     ) -> Result<Tensor<5>, Error> {
-        let latents = match &prepared.latents {
-            Some(rest) => Tensor::cat(vec![latents.clone(), rest.clone().cast(latents.dtype())], 1),
-            None => latents,
-        };
-        self.forward_prepared(latents, timestep, prepared, attention)
+        self.forward_prepared(layers::with_rest(latents, &prepared.latents), timestep, prepared, attention)
     }
 }
 

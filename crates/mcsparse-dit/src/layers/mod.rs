@@ -18,6 +18,7 @@ pub(crate) use modulation::{f32_norm, gated_add, modulated_norm, parts};
 pub use patch::{PatchEmbedding, patchify, unpatchify, unpatchify_channels_first};
 pub use rotary::{RotaryTables, axis_dims};
 
+use burn::tensor::Tensor;
 use mcsparse::Error;
 
 use crate::check;
@@ -35,6 +36,14 @@ pub(crate) fn grid(size: [usize; 3], patch: [usize; 3]) -> Result<[usize; 3], Er
         }
     }
     Ok(std::array::from_fn(|axis| size[axis] / patch[axis]))
+}
+
+/// Latents with the channels of a condition behind their own, where there are any.
+pub(crate) fn with_rest(latents: Tensor<5>, rest: &Option<Tensor<5>>) -> Tensor<5> {
+    match rest {
+        Some(rest) => Tensor::cat(vec![latents.clone(), rest.clone().cast(latents.dtype())], 1),
+        None => latents,
+    }
 }
 
 /// Names of the axes of a grid.

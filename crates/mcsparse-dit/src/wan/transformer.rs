@@ -7,7 +7,7 @@ use mcsparse::{Error, SelfAttention, TokenLayout};
 
 use super::block::table;
 use super::{ConditionEmbedder, WanBlock, WanCondition, WanConfig, WanPrepared};
-use crate::layers::{PatchEmbedding, RotaryTables, Timestep, modulated_norm, parts, unpatchify};
+use crate::layers::{PatchEmbedding, RotaryTables, Timestep, modulated_norm, parts, unpatchify, with_rest};
 use crate::{VelocityModel, check};
 
 /// The Wan video transformer: predicts the velocity of noisy latents.
@@ -198,10 +198,6 @@ impl VelocityModel for WanTransformer {
         prepared: &WanPrepared,
         attention: &mut dyn SelfAttention,
     ) -> Result<Tensor<5>, Error> {
-        let latents = match &prepared.latents {
-            Some(rest) => Tensor::cat(vec![latents.clone(), rest.clone().cast(latents.dtype())], 1),
-            None => latents,
-        };
-        self.forward_prepared(latents, timestep, prepared, attention)
+        self.forward_prepared(with_rest(latents, &prepared.latents), timestep, prepared, attention)
     }
 }

@@ -68,7 +68,8 @@ pub trait McSparseOps: Backend {
         no_kernel::<Self, _>("partition")
     }
 
-    /// `input` `[rows, inputs]` times `weight` `[inputs, outputs]`, plus `bias` `[outputs]` if `biased`.
+    /// `input` `[rows, inputs]` times `weight` `[inputs, outputs]`, plus `bias` `[outputs]` if `biased`;
+    /// otherwise `bias` is not read.
     #[fusion(meta = |input, weight, _bias, _biased| metadata::linear(input, weight))]
     fn mc_linear(
         input: FloatTensor<Self>,

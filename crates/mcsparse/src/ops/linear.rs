@@ -40,15 +40,11 @@ pub fn linear(route: &Route, input: Tensor<2>, weight: Tensor<2>, bias: Option<T
     match route {
         #[cfg(any(feature = "flex", feature = "cube"))]
         Route::Kernel { .. } => {
-            let biased = bias.is_some();
-            // Unread; an operation has a fixed number of tensors.
-            let bias = bias.unwrap_or_else(|| weight.clone().slice_dim(0, 0..1).reshape([outputs]));
-            Tensor::from_dispatch(<Dispatch as McSparseOps>::mc_linear(
-                input.into_dispatch(),
-                weight.into_dispatch(),
-                bias.into_dispatch(),
-                biased,
-            ))
+            let (biased, weight) = (bias.is_some(), weight.into_dispatch());
+            // Unread where there is none; an operation has a fixed number of tensors.
+            let bias = bias.map_or_else(|| weight.clone(), Tensor::into_dispatch);
+            let output = <Dispatch as McSparseOps>::mc_linear(input.into_dispatch(), weight, bias, biased);
+            Tensor::from_dispatch(output)
         }
         _ => module::linear(input, weight, bias),
     }

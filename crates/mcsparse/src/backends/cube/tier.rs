@@ -40,6 +40,12 @@ impl Tier {
         })
     }
 
+    /// Refuses what is faster than `MCSPARSE_TIER` allows.
+    pub fn allowed(self) -> Result<(), String> {
+        let limit = Tier::limit();
+        if self < limit { Err(format!("MCSPARSE_TIER asks for {}", limit.name())) } else { Ok(()) }
+    }
+
     /// As `MCSPARSE_TIER` has it.
     fn name(self) -> &'static str {
         match self {
@@ -62,8 +68,7 @@ pub(super) struct Choice {
 pub(super) fn choose(properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<Choice, String> {
     let mut declined = Vec::new();
     for tier in Tier::ALL {
-        match tier.takes(properties, dtype, head_dim) {
-            Ok(()) if tier < Tier::limit() => declined.push(format!("MCSPARSE_TIER asks for {}", Tier::limit().name())),
+        match tier.takes(properties, dtype, head_dim).and_then(|()| tier.allowed()) {
             Ok(()) => return Ok(Choice { tier, declined }),
             Err(reason) => declined.push(reason),
         }

@@ -22,7 +22,7 @@ use self::{
     kernel::SizesLaunch,
     tile::{COLUMNS, DEPTH, ROWS, Tile, UNITS},
 };
-use super::{empty, fits, hopper};
+use super::{empty, fits, hopper, tier::Tier};
 
 /// What the kernel is called in routes.
 pub(super) const NAME: &str = "cube warpgroup linear";
@@ -35,6 +35,7 @@ pub(super) fn supports(
     outputs: usize,
 ) -> Result<(), String> {
     hopper::supports(properties, dtype, DEPTH)?;
+    Tier::Warpgroup.allowed()?;
     fits(&properties.hardware, UNITS as u32, Tile::SHARED_BYTES)?;
     for (name, size, step) in [("inputs", inputs, DEPTH), ("outputs", outputs, COLUMNS)] {
         if size == 0 || !size.is_multiple_of(step) {
@@ -62,6 +63,9 @@ pub(super) fn linear(input: CubeTensor, weight: CubeTensor, bias: Option<CubeTen
     }
     let output = empty(&input, &[rows, outputs], input.dtype);
     let tiles = rows.div_ceil(ROWS) * (outputs / COLUMNS);
+    if tiles == 0 {
+        return output;
+    }
     let cubes = input.client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1).min(tiles as u32);
     let tile = Tile { element: hopper::element(input.dtype), bias: bias.is_some() };
     let address = [&input, &weight, &output].map(CubeTensor::required_address_type);

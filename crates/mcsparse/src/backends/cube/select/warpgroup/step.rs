@@ -40,7 +40,7 @@ pub(super) struct Sums {
     /// Where the sum of the key goes that this unit writes: the first one in the first of four units that share keys, the
     /// second one in the second.
     pub to: u64,
-    /// [`STORE`] and [`SINK`], or nothing.
+    /// [`STORE`] or [`ADD`], with [`SINK`] for a sink; nothing is written without one of the first two.
     pub how: u32,
 }
 
