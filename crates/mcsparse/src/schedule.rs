@@ -80,7 +80,8 @@ impl Schedule {
     ///
     /// The change is measured on 256 rows of each head, on the device; what they were at the anchor stays there beside the cache
     /// (counted by [`crate::MetaCache::size_in_bytes`], not by a placement's budget). [`crate::MetaCache::begin_step`] reads one number back for each
-    /// step after a reuse step, and so waits for the device. How many anchors a run will have is not known beforehand: plans
+    /// step after a reuse step, and so waits for the device. Under
+    /// [`crate::HeadParallel`] every device decides by its own heads. How many anchors a run will have is not known beforehand: plans
     /// and densities that are computed ahead count those that are planned.
     pub fn with_drift_bound(mut self, bound: f64) -> Self {
         self.drift_bound = Some(bound);

@@ -35,9 +35,9 @@ pub(super) fn add_tail(
 ) -> (CubeTensor, CubeTensor) {
     let Tensors { query, key, value, order, indices, sparse, lse, other } = tensors;
     let [.., tokens, _] = key.shape().dims::<4>();
-    let counts = counts(indices, tokens, options);
+    let log_counts = log_counts(indices, tokens, options);
     let (key, value) = (means(key, options), means(value, options));
-    let lists = Lists::counted(order, counts, options.group_size);
+    let lists = Lists::counted(order, log_counts, options.group_size);
     let before = Some((owned(sparse), owned(lse)));
     attend(query, key, value, lists, Ending { finish, other, factor, before }, options.scale as f32)
 }
@@ -109,8 +109,9 @@ fn mean_of_blocks<E: Float>(
     means[at as usize] = E::cast_from(sum / f32::cast_from(stop - start));
 }
 
-/// How many keys of each block each group does not keep, `[batch, heads, groups, blocks]`.
-fn counts(indices: CubeTensor, tokens: usize, options: &TailOptions) -> CubeTensor {
+/// Logarithms of how many keys of each block each group does not keep, `[batch, heads, groups, blocks]`, as
+/// [`Lists::counted`] takes them.
+fn log_counts(indices: CubeTensor, tokens: usize, options: &TailOptions) -> CubeTensor {
     let [batch, heads, groups, kept] = indices.shape().dims();
     assert_eq!(indices.dtype, DType::I32, "indices: expected 32-bit integers");
     let indices = into_contiguous(indices);
@@ -141,7 +142,16 @@ fn counts(indices: CubeTensor, tokens: usize, options: &TailOptions) -> CubeTens
 
 /// One unit counts one block of one group: the lists ascend, so that the kept keys of a block lie between two places.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn count_left(indices: &[i32], counts: &mut [i32], all: u32, blocks: u32, kept: u32, block: u32, first: u32, end: u32) {
+fn count_left(
+    indices: &[i32],
+    log_counts: &mut [i32],
+    all: u32,
+    blocks: u32,
+    kept: u32,
+    block: u32,
+    first: u32,
+    end: u32,
+) {
     let at = cube() * UNITS + UNIT_POS;
     if at >= all {
         terminate!();
@@ -151,7 +161,9 @@ fn count_left(indices: &[i32], counts: &mut [i32], all: u32, blocks: u32, kept: 
     let stop = min(start + block, end);
     let taken = place_of(indices, list, kept, stop) as i32 - place_of(indices, list, kept, start) as i32;
     // Lists that do not ascend give wrong counts, but numbers of keys all the same.
-    counts[at as usize] = min(max((stop - start) as i32 - taken, 0), (stop - start) as i32);
+    let left = min((stop - start) as i32 - taken, (stop - start) as i32);
+    let log_count = select(left > 0, f32::cast_from(max(left, 1)).ln(), f32::new(-1.0));
+    log_counts[at as usize] = u32::reinterpret(log_count) as i32;
 }
 
 /// How many entries of an ascending list are below `key`.

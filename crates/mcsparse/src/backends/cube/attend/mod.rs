@@ -50,7 +50,7 @@ pub(super) fn name_of_means(tier: Tier) -> &'static str {
 /// Which keys each query attends to.
 pub(super) struct Lists {
     order: CubeTensor,
-    /// The keys of each group, or how many keys each one stands for.
+    /// The keys of each group, or how many keys each one stands for, see [`Keys::Counted`].
     indices: CubeTensor,
     /// Queries in a group; `None` for dense attention.
     group_size: Option<usize>,
@@ -69,9 +69,9 @@ impl Lists {
         Self { order: packed(order), indices: packed(indices), group_size: Some(group_size), keys: Keys::Listed }
     }
 
-    /// All keys, each as many times as `counts` says for the query's group.
-    pub fn counted(order: CubeTensor, counts: CubeTensor, group_size: usize) -> Self {
-        Self { order: packed(order), indices: packed(counts), group_size: Some(group_size), keys: Keys::Counted }
+    /// All keys, each as many times as `log_counts` says for the query's group, see [`Keys::Counted`].
+    pub fn counted(order: CubeTensor, log_counts: CubeTensor, group_size: usize) -> Self {
+        Self { order: packed(order), indices: packed(log_counts), group_size: Some(group_size), keys: Keys::Counted }
     }
 }
 

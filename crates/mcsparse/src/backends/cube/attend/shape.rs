@@ -18,6 +18,7 @@ pub(in super::super) enum Keys {
     /// Those of the group's list.
     Listed,
     /// All, each as many times as the group's list says, in one softmax with what the output and the log-sum-exp hold already.
+    /// The list holds the bits of the natural logarithm in f32, or of a number below zero for none.
     Counted,
 }
 

@@ -301,16 +301,11 @@ fn across_row(
 /// Logarithm of how many keys the `j`-th of a tile of `count` stands for; below zero if it is none.
 #[cube]
 fn log_count(indices: &[i32], tile: usize, j: u32, count: u32, #[comptime] keys: Keys) -> f32 {
-    let mut times = 1i32;
+    let mut result = 0.0f32;
     if comptime!(keys == Keys::Counted) {
-        times = indices[tile + min(j, count - 1) as usize];
+        result = f32::reinterpret(indices[tile + min(j, count - 1) as usize] as u32);
     }
-    let inside = j < count && times > 0;
-    if comptime!(keys == Keys::Counted) {
-        select(inside, f32::cast_from(max(times, 1)).ln(), f32::new(-1.0))
-    } else {
-        select(inside, f32::new(0.0), f32::new(-1.0))
-    }
+    select(j < count, result, f32::new(-1.0))
 }
 
 /// The query at `place`, or the last one before `end` for places past it.

@@ -74,34 +74,33 @@ pub(super) fn join(top: f32, sum: f32, before: f32, #[comptime] keys: Keys) -> (
     (mine, theirs, log_sum)
 }
 
-/// Scores become those of as many keys as `counts` says from `tile` on: their logarithm is added, in units of the scores.
-/// Those of no key, and of keys from `count` on, become as small as can be.
+/// Scores become those of as many keys as the list says from `at` on (see [`Keys::Counted`]): the logarithm is added, in units
+/// of the scores. Those of no key, and of keys from `count` on, become as small as can be.
 #[cube]
 pub(super) fn weigh(
     scores: &mut Sequence<Sums>,
-    counts: &[i32],
+    list: &[i32],
     at: usize,
     count: u32,
     c: u32,
     exponent: f32,
     #[comptime] tile: Tile,
 ) {
-    let unit = 1.0f32 / exponent;
+    let unit = comptime!(core::f32::consts::LOG2_E) / exponent;
     #[unroll]
     for n in 0..comptime!(tile.keys / 8) {
         #[unroll]
         for e in 0..2usize {
             let key = comptime!((8 * n + e) as u32) + 2 * c;
-            let times = counts[at + min(key, count - 1) as usize];
-            let none = key >= count || times <= 0;
-            let bias = f32::cast_from(max(times, 1)).ln() * comptime!(core::f32::consts::LOG2_E) * unit;
+            let log_count = f32::reinterpret(list[at + min(key, count - 1) as usize] as u32);
+            let none = key >= count || log_count < 0.0f32;
             #[unroll]
             for s in 0..comptime!(tile.strips) {
                 let sums = scores.index_mut(comptime!(s * tile.keys / 8 + n));
                 #[unroll]
                 for h in 0..2usize {
                     let mut kept = sums[h];
-                    kept.insert(e, select(none, f32::new(-3.0e38), kept.extract(e) + bias));
+                    kept.insert(e, select(none, f32::new(-3.0e38), fma(log_count, unit, kept.extract(e))));
                     sums[h] = kept;
                 }
             }
