@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Options, capture::Capture};
 use crate::{
     attention::{
-        Call, LabAttention, Layout, Recipe, Schedule,
+        Call, LabAttention, Layout, Recipe, Rest, Schedule,
         rivals::{content_keys, mc_sparse, pisa, reused_blocks, sol, svg2, token_keys, vanilla},
         select,
     },
@@ -76,11 +76,12 @@ pub struct Report {
 }
 
 /// The methods: name, what chooses, what runs over steps.
-fn methods(density: f64, options: &Options) -> [(&'static str, Recipe); 8] {
+fn methods(density: f64, options: &Options) -> [(&'static str, Recipe); 9] {
     let (group, small) = (options.group_size, options.small_block);
     [
         (OURS, mc_sparse(density, group)),
         (WITHOUT, content_keys(density, group)),
+        ("MC-Sparse, tail by block means", Recipe { rest: Rest::Means { block: small }, ..mc_sparse(density, group) }),
         ("keys for neighbouring queries", token_keys(density, group)),
         ("exact blocks", reused_blocks(density, group, group)),
         ("block-sparse, pooled", vanilla(density, group, group)),

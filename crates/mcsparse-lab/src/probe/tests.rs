@@ -54,7 +54,7 @@ fn a_file_is_measured_and_a_density_suggested() {
     assert!(text.contains("Steps [10, 15]") && text.contains("layer1"), "{text}");
     let json = std::fs::read_to_string(folder.path().join("out/probe.json")).unwrap();
     let report: Report = serde_json::from_str(&json).unwrap();
-    assert_eq!(report.measured.len(), 2 * 3 * 8);
+    assert_eq!(report.measured.len(), 2 * 3 * 9);
     for measured in &report.measured {
         assert_eq!((measured.kept.len(), measured.error.len(), measured.later.len()), (2, 2, 1));
         let all = measured.density == 1.0;

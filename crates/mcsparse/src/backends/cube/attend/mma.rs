@@ -253,7 +253,11 @@ pub(in super::super) fn attend<E: Float, N: Size>(
         if place + comptime!(8 * i as u32) < end {
             let token = token[i] as usize;
             let other_row = other_base + token * other.stride(2);
-            let top = rows.top[i] * sizes.scale.abs();
+            let mut top = rows.top[i] * sizes.scale.abs();
+            if comptime!(keys == Keys::Counted) {
+                // No key counted: not even a scale of zero makes a weight of it.
+                top = select(rows.top[i] <= f32::new(-3.0e38), f32::new(-3.0e38), top);
+            }
             let (mine, theirs, log_sum) = join(top, sum, before[i], keys);
             let at = of_head + token;
             store::<E>(&out, i, mine, theirs, at, other, other_row, sizes.factor, output, c, dim, finish, keys);

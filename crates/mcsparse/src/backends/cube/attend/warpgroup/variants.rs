@@ -29,7 +29,7 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
                 ("dense", Finish::Output, Addend::None),
                 ("gathered", Finish::AddResidual, Addend::Pairs),
                 // No vector starts where one can be read.
-                ("strided", Finish::ResidualOf, Addend::Single),
+                ("strided", Finish::AddResidual, Addend::Single),
                 // A negative scale, and tensors of more than 2^32 elements.
                 ("large", Finish::ResidualOf, Addend::Pairs),
             ];
