@@ -4,7 +4,7 @@ use burn::tensor::{DType, Int, Tensor};
 use mcsparse::ops::Route;
 
 use crate::{
-    inputs::Inputs,
+    inputs::{Inputs, TAIL_BLOCK},
     settings::Settings,
     stage::{Output, Work},
 };
@@ -75,6 +75,22 @@ impl<'a> Host<'a> {
         (scores.iter().map(|s| (s - lse).exp()).collect(), lse)
     }
 
+    /// Score, with the logarithm of the number of keys that are not among `kept`, and mean value of each block.
+    fn tail(&self, head: usize, i: usize, kept: &[usize]) -> Vec<(f64, Vec<f64>)> {
+        let Settings { tokens, head_dim, .. } = *self.settings;
+        let blocks = (0..self.settings.blocks()).map(|b| b * TAIL_BLOCK..((b + 1) * TAIL_BLOCK).min(tokens));
+        let mean = |part: usize, block: &std::ops::Range<usize>| -> Vec<f64> {
+            let rows = || block.clone().map(|j| self.row(part, head, j));
+            (0..head_dim).map(|c| rows().map(|row| row[c]).sum::<f64>() / block.len() as f64).collect()
+        };
+        let of_block = |block: std::ops::Range<usize>| {
+            let left = block.clone().filter(|j| kept.binary_search(j).is_err()).count() as f64;
+            let score: f64 = self.row(0, head, i).iter().zip(mean(1, &block)).map(|(a, b)| a * b).sum();
+            (left.ln() + self.settings.scale() * score, mean(2, &block))
+        };
+        blocks.map(of_block).collect()
+    }
+
     fn group(&self, head: usize, g: usize) -> &[usize] {
         let Settings { tokens, group, .. } = *self.settings;
         &self.order[head * tokens + g * group..head * tokens + ((g + 1) * group).min(tokens)]
@@ -88,13 +104,22 @@ impl<'a> Host<'a> {
         for head in 0..heads {
             for place in spread(tokens) {
                 let i = self.order[head * tokens + place];
-                let sparse = work == Work::Sparse;
+                let sparse = matches!(work, Work::Sparse | Work::Tail);
                 let list = (head * self.settings.groups() + place / group) * self.settings.keys();
                 let keys = if sparse { &self.indices[list..][..self.settings.keys()] } else { &all[..] };
-                let (weights, exact) = self.weights(head, i, keys);
+                let (mut weights, mut exact) = self.weights(head, i, keys);
+                let mut tail = Vec::new();
+                if work == Work::Tail {
+                    tail = self.tail(head, i, keys);
+                    let (before, largest) = (exact, tail.iter().map(|(score, _)| *score).fold(exact, f64::max));
+                    let sum: f64 = tail.iter().map(|(score, _)| (score - largest).exp()).sum();
+                    exact = largest + ((before - largest).exp() + sum).ln();
+                    weights.iter_mut().for_each(|weight| *weight *= (before - exact).exp());
+                }
                 let at = (head * tokens + i) * head_dim;
                 for c in 0..head_dim {
-                    let sum: f64 = keys.iter().zip(&weights).map(|(&j, w)| w * self.row(2, head, j)[c]).sum();
+                    let kept: f64 = keys.iter().zip(&weights).map(|(&j, w)| w * self.row(2, head, j)[c]).sum();
+                    let sum = kept + tail.iter().map(|(score, value)| (score - exact).exp() * value[c]).sum::<f64>();
                     let expected = if sparse { sum + residual[at + c] } else { sum };
                     error += (output[at + c] - expected).powi(2);
                     norm += expected.powi(2);

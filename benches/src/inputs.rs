@@ -3,14 +3,16 @@
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use mcsparse::{
     check::Problem,
-    ops::{self, Kernels, SparseOptions, Stage},
-    reference::{GroupOptions, SelectOptions},
+    ops::{self, Epilogue, Kernels, SparseOptions, Stage},
+    reference::{GroupOptions, SelectOptions, TailOptions},
 };
 
 use crate::settings::Settings;
 
 /// Bytes of temporary tensors.
 pub const WORKSPACE: usize = 512 << 20;
+/// Keys in a block of the tail.
+pub const TAIL_BLOCK: usize = 64;
 /// Inputs rotate until they take this much, so that none is found in a cache; and at most [`SETS`] times.
 const ROTATED_BYTES: usize = 192 << 20;
 const SETS: usize = 8;
@@ -28,6 +30,8 @@ pub struct Inputs {
     pub indices: Tensor<4, Int>,
     /// A residual.
     pub residual: Tensor<4>,
+    /// Output of sparse attention and its log-sum-exp.
+    pub sparse: (Tensor<4>, Tensor<3>),
     /// Rows for top-K alone: one for each group.
     pub rows: Tensor<2>,
 }
@@ -51,15 +55,19 @@ impl Inputs {
         let [q, k, v] = qkv.clone();
         let problem = Problem::of(&q, &k, &v).expect("checked settings");
         let route = |stage| ops::route(stage, &problem, Kernels::Auto);
-        let lse = ops::dense_attention(&route(Stage::Dense), q.clone(), k.clone(), v, settings.scale(), WORKSPACE).1;
+        let lse =
+            ops::dense_attention(&route(Stage::Dense), q.clone(), k.clone(), v.clone(), settings.scale(), WORKSPACE).1;
         let order = ops::group_queries(&route(Stage::Group), q.clone(), group_options(settings));
         let options = select_options(settings);
-        let indices = ops::select_keys(&route(Stage::Select), q, k, lse.clone(), order.clone(), options);
+        let indices =
+            ops::select_keys(&route(Stage::Select), q.clone(), k.clone(), lse.clone(), order.clone(), options);
         let rows = [settings.heads * settings.groups(), settings.tokens];
         let rows = Tensor::random(rows, Distribution::Default, (device, DType::F32));
         // As large as the output, so that neither hides errors of the other.
         let residual = view().mul_scalar((settings.keys() as f64).powf(-0.5));
-        Self { qkv, lse, order, indices, residual, rows }
+        let (groups, lists, options) = (order.clone(), indices.clone(), sparse_options(settings));
+        let sparse = ops::sparse_attention(&route(Stage::Sparse), q, k, v, groups, lists, Epilogue::Output, options);
+        Self { qkv, lse, order, indices, residual, sparse, rows }
     }
 
     /// Several sets, as many as it takes to outgrow caches.
@@ -100,4 +108,16 @@ pub fn select_options(settings: &Settings) -> SelectOptions {
 /// Settings of sparse attention.
 pub fn sparse_options(settings: &Settings) -> SparseOptions {
     SparseOptions { group_size: settings.group, scale: settings.scale(), workspace_bytes: WORKSPACE }
+}
+
+/// Settings of the tail.
+pub fn tail_options(settings: &Settings) -> TailOptions {
+    TailOptions {
+        group_size: settings.group,
+        block: TAIL_BLOCK,
+        sink_prefix: 0,
+        sink_suffix: 0,
+        scale: settings.scale(),
+        workspace_bytes: WORKSPACE,
+    }
 }

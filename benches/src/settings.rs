@@ -80,6 +80,11 @@ impl Settings {
         self.tokens.div_ceil(self.group)
     }
 
+    /// Blocks of keys of the tail.
+    pub fn blocks(&self) -> usize {
+        self.tokens.div_ceil(crate::inputs::TAIL_BLOCK)
+    }
+
     /// Factor on the scores.
     pub fn scale(&self) -> f64 {
         (self.head_dim as f64).powf(-0.5)

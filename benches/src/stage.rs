@@ -4,7 +4,7 @@ use burn::tensor::{Int, Tensor, module::attention};
 use mcsparse::ops::{self, Epilogue, Kernels, Route, Stage};
 
 use crate::{
-    inputs::{Inputs, WORKSPACE, group_options, select_options, sparse_options},
+    inputs::{Inputs, WORKSPACE, group_options, select_options, sparse_options, tail_options},
     settings::Settings,
 };
 
@@ -26,6 +26,8 @@ pub enum Work {
     TopK,
     /// Sparse attention with the residual added in its store, as on reuse steps.
     Sparse,
+    /// Block means of the keys that are not kept, added to sparse attention, and the residual.
+    Tail,
 }
 
 /// What a stage made.
@@ -53,7 +55,8 @@ pub enum Load {
 
 impl Work {
     /// All, in the order of the table.
-    pub const ALL: [Self; 6] = [Self::Burn, Self::Dense, Self::Group, Self::Select, Self::TopK, Self::Sparse];
+    pub const ALL: [Self; 7] =
+        [Self::Burn, Self::Dense, Self::Group, Self::Select, Self::TopK, Self::Sparse, Self::Tail];
 
     /// The row's name.
     pub fn name(self) -> &'static str {
@@ -64,6 +67,7 @@ impl Work {
             Self::Select => "select",
             Self::TopK => "top-K alone",
             Self::Sparse => "sparse + residual",
+            Self::Tail => "tail + residual",
         }
     }
 
@@ -76,6 +80,7 @@ impl Work {
             Self::Group => Stage::Group,
             Self::Select | Self::TopK => Stage::Select,
             Self::Sparse => Stage::Sparse,
+            Self::Tail => Stage::Tail,
         };
         let problem = inputs.problem();
         let mut routes = Vec::new();
@@ -108,6 +113,12 @@ impl Work {
                 let (output, lse) = ops::sparse_attention(route, q, k, v, order, indices, epilogue, options);
                 Output::Attention(output, Some(lse))
             }
+            Self::Tail => {
+                let epilogue = Epilogue::AddResidual(inputs.residual.clone());
+                let (sparse, options) = (inputs.sparse.clone(), tail_options(settings));
+                let (output, lse) = ops::add_tail(route, q, k, v, order, indices, sparse, epilogue, options);
+                Output::Attention(output, Some(lse))
+            }
         }
     }
 
@@ -118,6 +129,7 @@ impl Work {
         match self {
             Self::Burn | Self::Dense => Load::Flops(4.0 * n * n * d * h),
             Self::Sparse => Load::Flops(4.0 * n * k * d * h),
+            Self::Tail => Load::Flops(4.0 * n * settings.blocks() as f64 * d * h),
             Self::Select => Load::Flops(2.0 * n * n * d * h),
             // Every level of the recursion reads the queries.
             Self::Group => Load::Bytes(groups.log2().ceil().max(1.0) * n * h * d * settings.dtype.size() as f64),
@@ -129,7 +141,9 @@ impl Work {
     pub fn output_bytes(self, settings: &Settings) -> usize {
         let rows = settings.heads * settings.tokens;
         match self {
-            Self::Burn | Self::Dense | Self::Sparse => rows * (settings.head_dim * settings.dtype.size() + 4),
+            Self::Burn | Self::Dense | Self::Sparse | Self::Tail => {
+                rows * (settings.head_dim * settings.dtype.size() + 4)
+            }
             Self::Group => 4 * rows,
             Self::Select | Self::TopK => 4 * settings.heads * settings.groups() * settings.keys(),
         }

@@ -162,6 +162,9 @@ pub struct ProbeArgs {
     /// A box of tokens of a group's size
     #[arg(long, value_delimiter = ',', num_args = 3, requires = "grid")]
     pub tile: Option<Vec<usize>>,
+    /// Factor on the scores [default: 1 / sqrt(head_dim)]
+    #[arg(long, allow_negative_numbers = true)]
+    pub scale: Option<f64>,
     /// Relative error of the attention output that may be
     #[arg(long, default_value_t = 0.1)]
     pub target: f64,
@@ -283,6 +286,7 @@ pub fn start(cli: &Cli) -> Result<(), Error> {
                 group_size: args.group_size,
                 small_block: args.small_block,
                 grid: three(&args.grid).zip(three(&args.tile)),
+                scale: args.scale,
                 target: args.target,
                 layers: args.layers,
                 branches: args.branches,

@@ -123,7 +123,7 @@ pub(crate) fn forward(
         StepKind::Dense => None,
     };
     let output = match (kind, reused) {
-        (StepKind::Reuse, Some(slot)) => run.reuse(query, key, value, slot, cache),
+        (StepKind::Reuse, Some(slot)) => run.reuse(query, key, value, (slot, call.step), cache),
         (StepKind::Anchor, _) => {
             let (output, slot) = run.anchor(query, key, value, &call, cache);
             cache.store(slot);

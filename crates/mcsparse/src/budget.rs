@@ -46,6 +46,8 @@ pub struct Budget {
     pub sinks: usize,
     /// Keys that each group attends to, sinks included.
     pub keys: usize,
+    /// Block means that stand in for the other keys, see [`crate::Tail`].
+    pub means: usize,
 }
 
 impl Budget {
@@ -79,21 +81,21 @@ impl Budget {
         if keys < sinks {
             return Err(Error::config("keys", format!("at least the {sinks} sink tokens within the budget"), keys));
         }
-        Ok(Self { tokens, sinks, keys })
+        Ok(Self { tokens, sinks, keys, means: 0 })
     }
 
-    /// Query-key pairs that a reuse step computes, as a share of all pairs: kept keys of the grouped rows and all keys
-    /// of the dense sink rows.
+    /// Query-key pairs that a reuse step computes, as a share of all pairs: kept keys and block means
+    /// of the grouped rows, and all keys of the dense sink rows.
     pub fn reuse_density(&self) -> f64 {
         let (n, s) = (self.tokens as f64, self.sinks as f64);
-        ((n - s) * self.keys as f64 + s * n) / (n * n)
+        ((n - s) * (self.keys + self.means) as f64 + s * n) / (n * n)
     }
 
     /// Work of an anchor step as a share of dense attention: dense attention itself, the scores of the grouped rows once
     /// more (half of their attention), and their sparse attention for the residual.
     pub fn anchor_density(&self) -> f64 {
         let (n, rows) = (self.tokens as f64, (self.tokens - self.sinks) as f64);
-        1.0 + 0.5 * rows / n + rows * self.keys as f64 / (n * n)
+        1.0 + 0.5 * rows / n + rows * (self.keys + self.means) as f64 / (n * n)
     }
 
     /// Kept keys as a share of all keys, sinks included.
@@ -135,6 +137,9 @@ mod tests {
         assert!((on_top.reuse_density() - (90.0 * 30.0 + 10.0 * 100.0) / 1e4).abs() < 1e-12);
         assert!((on_top.selected_density() - 0.2).abs() < 1e-12);
         assert!((on_top.anchor_density() - (1.0 + 0.45 + 0.27)).abs() < 1e-12);
+        let with_means = Budget { means: 5, ..on_top };
+        assert!((with_means.reuse_density() - (90.0 * 35.0 + 10.0 * 100.0) / 1e4).abs() < 1e-12);
+        assert!((with_means.anchor_density() - (1.0 + 0.45 + 0.315)).abs() < 1e-12);
         let within = Budget::resolve(KeyBudget::Density(0.2), sink(4, 6, true), 100).unwrap();
         assert_eq!(within.keys, 20);
         let all = Budget::resolve(KeyBudget::Density(1.0), sink(4, 6, false), 100).unwrap();

@@ -3,7 +3,8 @@
 use burn::config::Config;
 
 use crate::{
-    Error, IndexFormat, KeyBudget, McSparseAttention, Plan, ResidualFormat, Schedule, SinkTokens,
+    Anchors, Error, IndexFormat, KeyBudget, McSparseAttention, Plan, ResidualFormat, ResidualGain, Schedule,
+    SinkTokens, Tail,
     budget::{Budget, check_density},
     ops::Kernels,
 };
@@ -51,6 +52,12 @@ pub struct McSparseConfig {
     /// The form in which residuals are cached. The 8-bit ones halve the cache of 16-bit inputs and round the residual.
     #[config(default = "ResidualFormat::Input")]
     pub residual_format: ResidualFormat,
+    /// How much of the residual a reuse step adds, by its age; all of it unless set.
+    #[config(default = "ResidualGain::default()")]
+    pub residual_gain: ResidualGain,
+    /// What stands in for the keys that a group does not keep; nothing unless set.
+    #[config(default = "Tail::Dropped")]
+    pub tail: Tail,
 }
 
 impl McSparseConfig {
@@ -94,6 +101,15 @@ impl McSparseConfig {
         if self.workspace_bytes == 0 {
             return Err(Error::config("workspace_bytes", "at least 1", 0));
         }
+        self.residual_gain.validate()?;
+        self.tail.validate()?;
+        if self.residual_gain.needs_age() && self.schedule.anchors == Anchors::Loaded {
+            return Err(Error::config(
+                "residual_gain",
+                "the same at every age where slots are loaded, whose anchors are not known",
+                format!("{:?}", self.residual_gain),
+            ));
+        }
         match self.scale {
             Some(scale) if !(scale as f32).is_finite() => {
                 Err(Error::config("scale", "a number that is finite in f32", scale))
@@ -113,11 +129,12 @@ impl McSparseConfig {
     ///
     /// See [`Budget::resolve`].
     pub fn budget_for(&self, tokens: usize) -> Result<Budget, Error> {
-        Budget::resolve(self.budget, self.sink, tokens)
+        let budget = Budget::resolve(self.budget, self.sink, tokens)?;
+        Ok(Budget { means: self.tail.means(tokens - budget.sinks), ..budget })
     }
 
     /// Attention work of a whole run over `layers` layers of `tokens` tokens as a share of a dense run, warm-up, anchors
-    /// and dense layers counted (see [`Plan::effective_density`]).
+    /// and dense layers counted (see [`Plan::effective_density`]). Anchors that follow a drift bound are not foreseen.
     ///
     /// # Errors
     ///
@@ -143,15 +160,39 @@ impl McSparseConfig {
         let plan = self.schedule.plan(steps)?;
         let budget = self.budget_for(tokens)?;
         let dense = (0..layers).filter(|l| self.dense_layers.contains(l)).count();
+        let options = self.describe_options();
+        let options = if options.is_empty() { options } else { format!("; {options}") };
         Ok(format!(
             "{plan}; {} of {tokens} keys ({} sinks) for groups of {}; density {:.3} on reuse steps, {:.3} over the run \
-             with {dense} of {layers} layers dense",
+             with {dense} of {layers} layers dense{options}",
             budget.keys,
             budget.sinks,
             self.group_size,
             budget.reuse_density(),
             self.effective_density(&plan, layers, tokens)?
         ))
+    }
+
+    /// The settings that make it another method than the published one, for people; empty if there are none.
+    pub fn describe_options(&self) -> String {
+        let mut parts = Vec::new();
+        if let Tail::BlockMeans { block } = self.tail {
+            parts.push(format!("means of {block} keys for the others"));
+        }
+        let ResidualGain { factor, decay, table } = &self.residual_gain;
+        if *factor != 1.0 {
+            parts.push(format!("residual times {factor}"));
+        }
+        if *decay != 1.0 {
+            parts.push(format!("residual decays by {decay} a step"));
+        }
+        if table.is_some() {
+            parts.push("residual times a table by layer and age".into());
+        }
+        if let Some(bound) = self.schedule.drift_bound {
+            parts.push(format!("further anchors where outputs drift by more than {bound}"));
+        }
+        parts.join("; ")
     }
 }
 
@@ -167,6 +208,9 @@ mod tests {
             within_budget: true,
         });
         let config = config.with_index_format(Some(IndexFormat::Bitmap)).with_residual_format(ResidualFormat::Fp8);
+        let config = config.with_residual_gain(ResidualGain::by_layer_and_age(vec![vec![1.0, 0.9]]));
+        let config = config.with_tail(Tail::BlockMeans { block: 64 });
+        let config = config.with_schedule(Schedule::warm_up(2).with_drift_bound(0.3));
         let json = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<McSparseConfig>(&json).unwrap(), config);
     }
@@ -181,6 +225,15 @@ mod tests {
         assert!(message(config().with_power_iterations(0)).starts_with("power_iterations:"));
         assert!(message(config().with_scale(Some(f64::NAN))).starts_with("scale:"));
         assert!(message(config().with_workspace_bytes(0)).starts_with("workspace_bytes:"));
+        assert!(message(config().with_residual_gain(ResidualGain::decay(2.0))).starts_with("residual_gain.decay:"));
+        assert!(
+            message(config().with_tail(Tail::BlockMeans { block: 0 })).starts_with("tail.block: expected at least 1")
+        );
+        let loaded = config().with_schedule(Schedule::warm_up(1).with_anchors(Anchors::Loaded));
+        assert!(loaded.clone().with_residual_gain(ResidualGain::constant(0.9)).init(0).is_ok());
+        assert!(
+            message(loaded.with_residual_gain(ResidualGain::decay(0.9))).starts_with("residual_gain: expected the")
+        );
     }
 
     #[test]
@@ -190,6 +243,24 @@ mod tests {
             config.describe(4, 4, 1000).unwrap(),
             "dArr (1 dense, 1 anchor, 2 reuse); 250 of 1000 keys (0 sinks) for groups of 128; density 0.250 on reuse \
              steps, 0.859 over the run with 1 of 4 layers dense"
+        );
+    }
+
+    #[test]
+    fn options_are_described_and_counted() {
+        let config = McSparseConfig::density(0.25)
+            .with_schedule(Schedule::warm_up(2).with_drift_bound(0.3))
+            .with_residual_gain(ResidualGain { factor: 0.9, decay: 0.98, table: Some(Vec::new()) })
+            .with_tail(Tail::BlockMeans { block: 100 })
+            .with_dense_layers(Vec::new());
+        let text = config.describe(4, 4, 1000).unwrap();
+        assert!(
+            text.ends_with(
+                "density 0.260 on reuse steps, 0.820 over the run with 0 of 4 layers dense; means of 100 keys for the \
+                 others; residual times 0.9; residual decays by 0.98 a step; residual times a table by layer and age; further \
+                 anchors where outputs drift by more than 0.3"
+            ),
+            "{text}"
         );
     }
 

@@ -52,10 +52,12 @@ pub mod ops;
 pub mod reference;
 mod report;
 mod residual_format;
+mod residual_gain;
 mod schedule;
 mod self_attention;
 mod session;
 mod stages;
+mod tail;
 
 pub use attention::McSparseAttention;
 #[cfg(feature = "cuda-source")]
@@ -68,8 +70,10 @@ pub use config::McSparseConfig;
 pub use error::Error;
 pub use head_parallel::HeadParallel;
 pub use index_format::IndexFormat;
-pub use report::{CallRecord, RunReport, SlotRecord, StageRecord};
+pub use report::{CallRecord, DriftRecord, RunReport, SlotRecord, StageRecord};
 pub use residual_format::ResidualFormat;
+pub use residual_gain::ResidualGain;
 pub use schedule::{Anchors, Plan, Schedule, StepKind, WarmUp};
 pub use self_attention::{DenseAttention, SelfAttention, TokenLayout};
 pub use session::McSparse;
+pub use tail::Tail;

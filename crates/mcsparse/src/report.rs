@@ -35,6 +35,17 @@ pub struct StageRecord {
     pub workspace_limit: usize,
 }
 
+/// One look at the drift, see [`crate::Schedule::with_drift_bound`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DriftRecord {
+    /// The step that was about to begin.
+    pub step: usize,
+    /// Mean relative change of the sparse outputs since the anchor, as of the step before.
+    pub change: f64,
+    /// Whether the step became an anchor for it.
+    pub refreshed: bool,
+}
+
 /// The report of one run; see [`crate::MetaCache::report`].
 #[derive(Debug, Clone, Default)]
 pub struct RunReport {
@@ -46,6 +57,10 @@ pub struct RunReport {
     slots: Vec<SlotRecord>,
     step: Option<usize>,
     transfers: Transfers,
+    drift: Vec<DriftRecord>,
+    /// The smallest and largest factor that was on a residual.
+    gains: Option<(f32, f32)>,
+    tail_block: usize,
 }
 
 impl RunReport {
@@ -93,6 +108,38 @@ impl RunReport {
     /// What was brought from host memory.
     pub fn transfers(&self) -> Transfers {
         self.transfers
+    }
+
+    /// Every look at the drift, in order; none unless the schedule has a bound.
+    pub fn drift(&self) -> &[DriftRecord] {
+        &self.drift
+    }
+
+    /// The steps at which a layer refreshed its cache, in order.
+    pub fn anchors(&self) -> Vec<usize> {
+        let mut steps: Vec<usize> =
+            self.calls.iter().filter(|call| call.kind == StepKind::Anchor).map(|call| call.step).collect();
+        steps.dedup();
+        steps
+    }
+
+    pub(crate) fn add_drift(&mut self, record: DriftRecord) {
+        self.drift.push(record);
+    }
+
+    /// The smallest and largest factor that was on a residual so far; `None` before the first reuse step.
+    pub fn residual_gains(&self) -> Option<(f32, f32)> {
+        self.gains
+    }
+
+    pub(crate) fn note_gain(&mut self, gain: f32) {
+        let (least, most) = self.gains.unwrap_or((gain, gain));
+        self.gains = Some((least.min(gain), most.max(gain)));
+    }
+
+    /// Keys in the blocks whose means stood in for the keys that are not kept; 0 if none did.
+    pub(crate) fn note_tail(&mut self, block: usize) {
+        self.tail_block = block;
     }
 
     pub(crate) fn add_transfer(&mut self, transfer: Transfers) {
@@ -171,6 +218,24 @@ impl fmt::Display for RunReport {
                 Some(bytes) => write!(f, ", workspace {} of {} MiB", mib(bytes), mib(record.workspace_limit))?,
             }
             writeln!(f)?;
+        }
+        if self.tail_block > 0 {
+            writeln!(f, "  keys that are not kept stand in as means of {} keys", self.tail_block)?;
+        }
+        match self.gains {
+            Some((least, most)) if (least, most) != (1.0, 1.0) => writeln!(f, "  residuals times {least} to {most}")?,
+            _ => {}
+        }
+        if !self.drift.is_empty() {
+            let refreshed = self.drift.iter().filter(|look| look.refreshed);
+            let steps: Vec<String> = refreshed.map(|look| look.step.to_string()).collect();
+            let most = self.drift.iter().map(|look| look.change).fold(0.0, f64::max);
+            writeln!(
+                f,
+                "  drift: {} looks, at most {most:.3}; anchors for it at steps [{}]",
+                self.drift.len(),
+                steps.join(", ")
+            )?;
         }
         if self.untracked {
             writeln!(f, "  inputs came from an autodiff device: no gradient passes through this attention")?;

@@ -49,19 +49,23 @@ pub struct Schedule {
     pub warm_up: WarmUp,
     /// Refreshes.
     pub anchors: Anchors,
+    /// Refreshes beside these, once attention has moved further than this since the anchor; see
+    /// [`Schedule::with_drift_bound`].
+    #[serde(default)]
+    pub drift_bound: Option<f64>,
 }
 
 impl Default for Schedule {
     /// A fifth of the steps dense, the last of them the only anchor: the published form.
     fn default() -> Self {
-        Self { warm_up: WarmUp::Fraction(0.2), anchors: Anchors::EndOfWarmUp }
+        Self { warm_up: WarmUp::Fraction(0.2), anchors: Anchors::EndOfWarmUp, drift_bound: None }
     }
 }
 
 impl Schedule {
     /// `steps` dense steps, the last of them an anchor.
     pub fn warm_up(steps: usize) -> Self {
-        Self { warm_up: WarmUp::Steps(steps), anchors: Anchors::EndOfWarmUp }
+        Self { warm_up: WarmUp::Steps(steps), ..Self::default() }
     }
 
     /// Replaces the refreshes.
@@ -70,12 +74,27 @@ impl Schedule {
         self
     }
 
+    /// Makes a reuse step an anchor, beside those that are planned, where the step before it has drifted from the anchor by more
+    /// than `bound`: the sparse part of the outputs, in the relative L2 norm over the batch, as a mean over layers and
+    /// branches. The whole batch refreshes together.
+    ///
+    /// The change is measured on 256 rows of each head, on the device; what they were at the anchor stays there beside the cache
+    /// (counted by [`crate::MetaCache::size_in_bytes`], not by a placement's budget). [`crate::MetaCache::begin_step`] reads one number back for each
+    /// step after a reuse step, and so waits for the device. Under
+    /// [`crate::HeadParallel`] every device decides by its own heads. How many anchors a run will have is not known beforehand: plans
+    /// and densities that are computed ahead count those that are planned.
+    pub fn with_drift_bound(mut self, bound: f64) -> Self {
+        self.drift_bound = Some(bound);
+        self
+    }
+
     /// Fixes the kind of each of `steps` steps.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidConfig`] if the run has no steps, no step is left to reuse the cache (a run that would be dense
-    /// without saying so), an anchor lies outside the run, or a step would reuse the cache before any anchor.
+    /// without saying so), an anchor lies outside the run, a step would reuse the cache before any anchor, or the drift bound
+    /// is no number above 0 or stands beside [`Anchors::Loaded`], whose slots no output of this run belongs to.
     pub fn plan(&self, steps: usize) -> Result<Plan, Error> {
         if !(1..=MAX_STEPS).contains(&steps) {
             return Err(Error::config("steps", format!("1 to {MAX_STEPS}"), steps));
@@ -91,6 +110,15 @@ impl Schedule {
                 format!("fewer than the {steps} steps of the run, so that at least one step is sparse"),
                 warm_up,
             ));
+        }
+        match self.drift_bound {
+            Some(bound) if !(bound > 0.0 && bound.is_finite()) => {
+                return Err(Error::config("drift_bound", "a number above 0", bound));
+            }
+            Some(bound) if self.anchors == Anchors::Loaded => {
+                return Err(Error::config("drift_bound", "none where slots are loaded", bound));
+            }
+            _ => {}
         }
         let first = warm_up.saturating_sub(1);
         let anchors = match &self.anchors {
@@ -196,7 +224,7 @@ mod tests {
         assert_eq!(plan.to_string(), format!("{}A{} (9 dense, 1 anchor, 40 reuse)", "d".repeat(9), "r".repeat(40)));
         assert_eq!(plan.anchor_before(30), Some(9));
         assert_eq!(plan.anchor_before(8), None);
-        let budget = Budget { tokens: 100, sinks: 0, keys: 15 };
+        let budget = Budget { tokens: 100, sinks: 0, keys: 15, means: 0 };
         assert!((plan.effective_density(&budget) - (9.0 + 1.65 + 40.0 * 0.15) / 50.0).abs() < 1e-12);
     }
 
@@ -231,7 +259,12 @@ mod tests {
         assert!(message(schedule(Anchors::At(vec![1, 9])), 9).contains("steps below 9, got 9"));
         assert!(message(schedule(Anchors::At(vec![5])), 9).contains("one before step 2"));
         assert!(message(schedule(Anchors::At(vec![])), 9).contains("got none"));
-        let f = Schedule { warm_up: WarmUp::Fraction(1.5), anchors: Anchors::EndOfWarmUp };
+        for bound in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let schedule = schedule(Anchors::EndOfWarmUp).with_drift_bound(bound);
+            assert!(message(schedule, 9).starts_with("drift_bound: expected a number above 0, got"));
+        }
+        assert!(message(schedule(Anchors::Loaded).with_drift_bound(0.3), 9).starts_with("drift_bound: expected none"));
+        let f = Schedule { warm_up: WarmUp::Fraction(1.5), ..Schedule::default() };
         assert!(message(f, 9).contains("got 1.5"));
     }
 }

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use burn::tensor::{Int, Tensor};
 
 use crate::{
-    IndexFormat, McSparseConfig, MetaCache, ResidualFormat,
+    IndexFormat, McSparseConfig, MetaCache, ResidualFormat, SinkTokens, Tail,
     budget::Budget,
     cache::{Call, KeyLists, Residual, Slot, SlotShape},
     check::Problem,
     ops::{self, Epilogue, Route, SparseOptions, Stage, with_queries},
-    reference::{GroupOptions, SelectOptions},
+    reference::{GroupOptions, SelectOptions, TailOptions},
     report::StageRecord,
 };
 
@@ -41,6 +41,7 @@ impl<'a> Run<'a> {
             sink_suffix: self.config.sink.suffix,
             kept_keys: self.budget.keys,
             scale: self.scale.to_string(),
+            tail_block: self.config.tail.block(),
         }
     }
 
@@ -94,6 +95,9 @@ impl<'a> Run<'a> {
         let groups = (order.clone(), indices.clone());
         let residual =
             self.sparse(rows, key, value, groups, Epilogue::ResidualOf(self.grouped_rows(output.clone())), cache);
+        if let Some(drift) = cache.drift_mut() {
+            drift.watch(&call.key, self.grouped_rows(output.clone()), residual.clone());
+        }
         let (lists, residual) = self.encode(indices, residual, cache);
         let slot = Slot::new(call.key.clone(), self.slot_shape(), Some(call.step), order, lists, residual);
         (output, slot)
@@ -130,19 +134,31 @@ impl<'a> Run<'a> {
         decoded
     }
 
+    /// The factor on the slot's residual at `step`. Slots from a file have no age; the settings then ask for none.
+    fn gain(&self, slot: &Slot, step: usize) -> f32 {
+        let age = slot.step().map_or(0, |anchor| step.saturating_sub(anchor));
+        self.config.residual_gain.at(slot.key().layer, age) as f32
+    }
+
     /// Sparse attention over the slot's keys plus its residual; sink rows dense.
     pub fn reuse(
         &self,
         query: Tensor<4>,
         key: Tensor<4>,
         value: Tensor<4>,
-        slot: Slot,
+        (slot, step): (Slot, usize),
         cache: &mut MetaCache,
     ) -> Tensor<4> {
         let rows = self.grouped_rows(query.clone());
         let (indices, residual) = self.decode(&slot, cache);
         let groups = (slot.order().clone(), indices);
-        let output = self.sparse(rows, key.clone(), value.clone(), groups, Epilogue::AddResidual(residual), cache);
+        let gain = self.gain(&slot, step);
+        cache.report_mut().note_gain(gain);
+        let epilogue = Epilogue::AddScaledResidual(residual.clone(), gain);
+        let output = self.sparse(rows, key.clone(), value.clone(), groups, epilogue, cache);
+        if let Some(drift) = cache.drift_mut() {
+            drift.note(slot.key(), output.clone(), residual, gain);
+        }
         let (sink, tokens) = (self.config.sink, self.problem.queries);
         if sink.is_empty() {
             return output;
@@ -176,8 +192,36 @@ impl<'a> Run<'a> {
             scale: self.scale,
             workspace_bytes: self.config.workspace_bytes,
         };
-        self.stage(Stage::Sparse, rows.dims()[2], cache, |route| {
-            ops::sparse_attention(route, rows, key, value, order, indices, epilogue, options).0
+        let tail = self.tail_options();
+        let run = |epilogue: Epilogue, cache: &mut MetaCache| {
+            let (rows, key, value) = (rows.clone(), key.clone(), value.clone());
+            let (order, indices) = (order.clone(), indices.clone());
+            self.stage(Stage::Sparse, rows.dims()[2], cache, |route| {
+                ops::sparse_attention(route, rows, key, value, order, indices, epilogue, options)
+            })
+        };
+        let Some(tail) = tail else { return run(epilogue, cache).0 };
+        let kept = run(Epilogue::Output, cache);
+        cache.report_mut().note_tail(tail.block);
+        let workspace = ops::tail_workspace(self.problem, &tail);
+        let output = self.stage(Stage::Tail, rows.dims()[2], cache, |route| {
+            ops::add_tail(route, rows, key, value, order, indices, kept, epilogue, tail).0
+        });
+        cache.report_mut().note_workspace(Stage::Tail, workspace);
+        output
+    }
+
+    /// How block means stand in for the keys that are not kept, if they do.
+    fn tail_options(&self) -> Option<TailOptions> {
+        let Tail::BlockMeans { block } = self.config.tail else { return None };
+        let SinkTokens { prefix, suffix, .. } = self.config.sink;
+        Some(TailOptions {
+            group_size: self.group_size(),
+            block: block.min(self.problem.keys - prefix - suffix),
+            sink_prefix: prefix,
+            sink_suffix: suffix,
+            scale: self.scale,
+            workspace_bytes: self.config.workspace_bytes,
         })
     }
 

@@ -85,6 +85,14 @@ impl Method {
         }
     }
 
+    /// The steps that refreshed the cache.
+    pub fn anchors(&self) -> Vec<usize> {
+        match self {
+            Self::Ours(attention) => attention.report().anchors(),
+            Self::Burn(_) => Vec::new(),
+        }
+    }
+
     /// Attention work of the run as a share of dense attention.
     pub fn effective_density(&self) -> f64 {
         match self {

@@ -159,6 +159,18 @@ pub struct Options {
     #[arg(long, value_name = "STEPS", value_parser = count, allow_negative_numbers = true)]
     pub every: Option<usize>,
 
+    /// Refresh the cache wherever attention has moved by more than this share since the last refresh
+    #[arg(long, value_name = "SHARE", value_parser = number, allow_negative_numbers = true)]
+    pub drift_bound: Option<f64>,
+
+    /// Factor on the residual for each step since the last refresh, 0 to 1 [default: 1]
+    #[arg(long, value_name = "FACTOR", value_parser = number, allow_negative_numbers = true)]
+    pub residual_decay: Option<f64>,
+
+    /// Means of blocks of so many keys stand in for those that a group does not keep
+    #[arg(long, value_name = "KEYS", value_parser = count, allow_negative_numbers = true)]
+    pub tail_block: Option<usize>,
+
     /// Classifier-free guidance, at least 1; 1 is none and halves the work
     #[arg(long, value_name = "SCALE", value_parser = number, allow_negative_numbers = true)]
     pub guidance: Option<f64>,
@@ -276,6 +288,8 @@ mod tests {
             (["--guidance", "NaN"], ["--guidance", "expected a number, got NaN"]),
             (["--warm-up", "1.5"], ["--warm-up", "at least 0, got 1.5"]),
             (["--anchors", "9;25"], ["--anchors", "got 9;25"]),
+            (["--drift-bound", "far"], ["--drift-bound", "expected a number, got far"]),
+            (["--tail-block", "0"], ["--tail-block", "at least 1, got 0"]),
             (["--size", "huge"], ["--size", "small, nano"]),
             (["--sampler", "ddim"], ["--sampler", "euler, unipc"]),
             (["--device", "tpu"], ["--device", "flex"]),

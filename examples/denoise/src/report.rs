@@ -69,6 +69,8 @@ pub struct RunSettings {
     pub seed: u64,
     /// The dense attention.
     pub baseline: Baseline,
+    /// What is not the published method.
+    pub options: String,
     /// Folder of the weights.
     pub weights: String,
 }
@@ -120,6 +122,8 @@ pub struct ArmReport {
     pub seconds: f64,
     /// Calls of attention, over steps, layers and guidance branches.
     pub calls: Calls,
+    /// The steps that refreshed the cache.
+    pub anchors: Vec<usize>,
     /// Attention work as a share of dense attention, anchors, warm-up and dense layers counted.
     pub effective_density: f64,
     /// The stages of attention.
@@ -177,6 +181,7 @@ impl Report {
                 guidance: settings.guidance,
                 seed: options.seed,
                 baseline: options.baseline,
+                options: settings.config.describe_options(),
                 weights: options.weights.display().to_string(),
             },
             mcsparse: settings.config.clone(),

@@ -96,6 +96,7 @@ impl<'a> Job<'a> {
         let mut report = ArmReport {
             seconds,
             calls: attention.calls(),
+            anchors: attention.anchors(),
             effective_density: attention.effective_density(),
             stages: attention.stages(),
             rest_seconds: 0.0,

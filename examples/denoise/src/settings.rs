@@ -1,6 +1,6 @@
 //! Options that fit together and to the model.
 
-use mcsparse::{Anchors, Budget, McSparseConfig, Plan, Schedule, WarmUp, ops::Kernels};
+use mcsparse::{Anchors, Budget, McSparseConfig, Plan, ResidualGain, Schedule, Tail, WarmUp, ops::Kernels};
 
 use crate::error::Error;
 use crate::options::{KernelsName, Options};
@@ -102,12 +102,15 @@ fn config(options: &Options, preset: &Preset) -> McSparseConfig {
         (None, None) => Anchors::EndOfWarmUp,
     };
     let warm_up = options.warm_up.map_or(WarmUp::Fraction(defaults.warm_up), WarmUp::Steps);
+    let drift_bound = options.drift_bound;
     config
         .with_group_size(options.group_size.unwrap_or(defaults.group_size))
-        .with_schedule(Schedule { warm_up, anchors })
+        .with_schedule(Schedule { warm_up, anchors, drift_bound })
         .with_dense_layers(options.dense_layers.0.clone())
         .with_index_format(options.key_form.format())
         .with_residual_format(options.residual_form.format())
+        .with_residual_gain(options.residual_decay.map_or(ResidualGain::default(), ResidualGain::decay))
+        .with_tail(options.tail_block.map_or(Tail::Dropped, |block| Tail::BlockMeans { block }))
         .with_kernels(match options.kernels {
             KernelsName::Auto => Kernels::Auto,
             KernelsName::Reference => Kernels::Reference,
@@ -122,6 +125,7 @@ fn named(error: mcsparse::Error, options: &Options) -> Error {
                 "anchors" if options.every.is_some() => "every",
                 // Without anchors of one's own, the warm-up alone decides where the anchor is.
                 "anchors" if options.anchors.is_none() => "warm_up",
+                "residual_gain.decay" => "residual_decay",
                 argument => argument,
             };
             Error::option(format!("--{}", option.replace('_', "-")), expected, got)
@@ -162,6 +166,10 @@ mod tests {
         let forms = resolve(&["--key-form", "offsets", "--residual-form", "fp8"]).unwrap().config;
         assert_eq!(forms.index_format, Some(mcsparse::IndexFormat::Offsets));
         assert_eq!(forms.residual_format, mcsparse::ResidualFormat::Fp8);
+        let further = resolve(&["--drift-bound", "0.3", "--residual-decay", "0.98", "--tail-block", "64"]).unwrap();
+        assert_eq!(further.config.schedule.drift_bound, Some(0.3));
+        assert_eq!(further.config.residual_gain, ResidualGain::decay(0.98));
+        assert_eq!((further.config.tail, further.budget.means), (Tail::BlockMeans { block: 64 }, 64));
         let at = resolve(&["--size", "nano", "--anchors", "3,9", "--warm-up", "4"]).unwrap();
         assert!(at.plan.to_string().starts_with("dddArrrrrA"));
     }
@@ -180,6 +188,8 @@ mod tests {
             ("--steps 9 --anchors 1,9", "--anchors: expected steps below 9, got 9"),
             ("--steps 9 --warm-up 2 --anchors 5", "--anchors: expected one before step 2"),
             ("--steps 9 --warm-up 2 --every 1", "--every: expected at least one step that is no anchor"),
+            ("--drift-bound 0", "--drift-bound: expected a number above 0, got 0"),
+            ("--residual-decay 1.1", "--residual-decay: expected 0 to 1, got 1.1"),
             ("--dense-layers 0,10", "--dense-layers: expected layers below 10, those of the small model, got 10"),
             ("--size nano --dense-layers 3,2,1,0", "--dense-layers: expected at least one layer left"),
         ] {

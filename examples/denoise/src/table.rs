@@ -11,6 +11,8 @@ const WIDTH: u16 = 110;
 /// The stages in the order in which they run.
 const STAGES: [&str; 6] =
     ["dense attention", "grouping", "selection", "cache encoding", "cache decoding", "sparse attention"];
+/// One that runs only if it is asked for.
+const TAIL: &str = "tail by block means";
 
 /// The report as a table of one column for each run.
 pub fn table(report: &Report) -> Table {
@@ -36,6 +38,10 @@ pub fn table(report: &Report) -> Table {
         format!("{} / 0 / 0", run.steps),
         format!("{} / {} / {}", steps.dense, steps.anchor, steps.reuse),
     );
+    if !report.run.options.is_empty() {
+        row("options", "-".into(), report.run.options.clone());
+        row("anchors", "-".into(), join(&sparse.anchors));
+    }
     let kept =
         format!("{:.3} ({} keys a group of {})", report.keys.density, report.keys.kept, report.mcsparse.group_size);
     row("density on reuse steps", "1".into(), kept);
@@ -53,6 +59,9 @@ pub fn table(report: &Report) -> Table {
     for stage in STAGES {
         row(&format!("  {stage}"), stage_times(dense, stage), stage_times(sparse, stage));
     }
+    if sparse.stages.iter().any(|record| record.stage == TAIL) {
+        row(&format!("  {TAIL}"), "-".into(), stage_times(sparse, TAIL));
+    }
     row("rest of the model", seconds(dense.rest_seconds), seconds(sparse.rest_seconds));
     row("cache", mebibytes(dense.cache_bytes), mebibytes(sparse.cache_bytes));
     if let Some(column) = table.column_mut(0) {
@@ -67,6 +76,11 @@ fn dense_name(report: &Report) -> String {
         Baseline::Ours => "dense (same kernel as MC-Sparse's dense steps)".into(),
         Baseline::Burn => "dense (Burn's own attention)".into(),
     }
+}
+
+fn join(steps: &[usize]) -> String {
+    let steps: Vec<_> = steps.iter().map(usize::to_string).collect();
+    format!("at steps {}", steps.join(", "))
 }
 
 fn stage_times(arm: &ArmReport, stage: &str) -> String {

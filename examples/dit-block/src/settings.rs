@@ -55,7 +55,7 @@ impl Settings {
         let warm_up = options.warm_up.map_or(WarmUp::Fraction(0.2), WarmUp::Steps);
         let config = McSparseConfig::density(options.density)
             .with_group_size(options.group_size)
-            .with_schedule(Schedule { warm_up, anchors })
+            .with_schedule(Schedule { warm_up, anchors, ..Schedule::default() })
             .with_sink(SinkTokens { prefix: shape.prefix, suffix: shape.suffix, within_budget: false })
             .with_dense_layers(options.dense_layers.0.clone())
             .with_index_format(options.key_form.format())

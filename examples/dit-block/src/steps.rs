@@ -52,7 +52,7 @@ pub enum Calls {
     /// Of Burn's attention.
     Burn(DenseAttention),
     /// Of MC-Sparse.
-    Ours(Kind, McSparseConfig, Box<McSparse>, usize),
+    Ours(Kind, Box<McSparseConfig>, Box<McSparse>, usize),
 }
 
 impl Calls {
@@ -66,7 +66,7 @@ impl Calls {
             return Ok(Self::Burn(DenseAttention::default()));
         }
         let config = config(kind, settings);
-        let mut calls = Self::Ours(kind, config.clone(), Box::new(McSparse::new(&config, CALLS)?), 0);
+        let mut calls = Self::Ours(kind, Box::new(config.clone()), Box::new(McSparse::new(&config, CALLS)?), 0);
         if kind == Kind::Reuse {
             let [q, k, v] = qkv.clone();
             calls.attention()?.attend(LAYER, q, k, v)?;

@@ -36,7 +36,7 @@ pub fn schedule(kinds: &[StepKind]) -> Option<Schedule> {
     }
     let warm_up = kinds.iter().rposition(|&kind| kind == StepKind::Dense).map_or(0, |last| last + 1);
     let anchors = (0..kinds.len()).filter(|&step| kinds[step] == StepKind::Anchor).collect();
-    Some(Schedule { warm_up: WarmUp::Steps(warm_up), anchors: Anchors::At(anchors) })
+    Some(Schedule { warm_up: WarmUp::Steps(warm_up), anchors: Anchors::At(anchors), ..Schedule::default() })
 }
 
 /// The attention of a run that starts at a step other than the first.

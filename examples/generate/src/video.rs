@@ -104,5 +104,5 @@ pub fn config(options: &Options) -> Result<McSparseConfig, Error> {
     Ok(McSparseConfig::density(options.density)
         .with_group_size(options.group_size)
         .with_dense_layers(dense)
-        .with_schedule(Schedule { warm_up, anchors }))
+        .with_schedule(Schedule { warm_up, anchors, ..Schedule::default() }))
 }

@@ -76,11 +76,14 @@ fn sparse_is_right_with_every_epilogue(case: &Case) {
     let selected = (selected.clone(), case.sparse_oracle(&selected));
     let lists = case.random_lists(5, 0..tokens);
     let (output, lse) = case.sparse_oracle(&lists);
-    let with = |sign: f64| output.iter().zip(&third).map(|(o, r)| sign * o + r).collect::<Vec<_>>();
+    let scaled =
+        |sign: f64, factor: f64| output.iter().zip(&third).map(|(o, r)| sign * o + factor * r).collect::<Vec<_>>();
+    let with = |sign: f64| scaled(sign, 1.0);
     for route in case.routes(Stage::Sparse) {
         for (what, epilogue, expected) in [
             ("sparse", Epilogue::Output, output.clone()),
             ("sparse + residual", Epilogue::AddResidual(other.clone()), with(1.0)),
+            ("sparse + a part of it", Epilogue::AddScaledResidual(other.clone(), -0.375), scaled(1.0, -0.375)),
             ("dense - sparse", Epilogue::ResidualOf(other.clone()), with(-1.0)),
         ] {
             case.assert_near(&route, what, &case.sparse(&route, &lists, epilogue), &(expected, lse.clone()));

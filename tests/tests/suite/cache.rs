@@ -177,7 +177,7 @@ fn damaged_and_foreign_files_are_refused_and_change_nothing() {
         ("missing", None),
         ("empty", Some(Vec::new())),
         ("cut", Some(good[..good.len() - 9].to_vec())),
-        ("version", Some(edit(text_at(b"mcsparse-cache-2") + 15, b'9'))),
+        ("version", Some(edit(text_at(b"mcsparse-cache-3") + 15, b'9'))),
         ("first", Some(flipped(header))),
         ("middle", Some(flipped((header + good.len()) / 2))),
         ("last", Some(flipped(good.len() - 1))),

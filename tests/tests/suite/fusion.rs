@@ -15,9 +15,10 @@ use burn_cubecl::{CubeBackend, CubeDevice};
 use mcsparse::{
     IndexFormat, ResidualFormat,
     ops::{
-        Epilogue, Finish, McSparseOps, Route, Stage, decode_residual, encode_residual, expand_indices, pack_indices,
-        partition_indices,
+        Epilogue, Finish, McSparseOps, Route, Stage, add_tail, decode_residual, encode_residual, expand_indices,
+        pack_indices, partition_indices,
     },
+    reference::TailOptions,
 };
 use mcsparse_tests::{
     Shape,
@@ -27,6 +28,9 @@ use mcsparse_tests::{
 
 type Float = FloatTensor<CubeBackend>;
 type Integer = IntTensor<CubeBackend>;
+
+/// On a residual that is added.
+const FACTOR: f32 = 0.75;
 
 const SHAPES: [(Shape, usize); 3] = [
     (Shape { batch: 2, kv_heads: 2, shared: 2, tokens: 77, head_dim: 64, group_size: 16, seed: 41 }, 13),
@@ -99,7 +103,7 @@ fn fusion_changes_no_bit_of_any_kernel() {
         let other = random(case.qkv[0].dims(), 3, &device);
         let epilogues = [
             (Finish::Output, Epilogue::Output),
-            (Finish::AddResidual, Epilogue::AddResidual(other.clone())),
+            (Finish::AddResidual, Epilogue::AddScaledResidual(other.clone(), FACTOR)),
             (Finish::ResidualOf, Epilogue::ResidualOf(other.clone())),
         ];
         for (finish, epilogue) in epilogues {
@@ -110,11 +114,44 @@ fn fusion_changes_no_bit_of_any_kernel() {
             let (order, indices) = (int(&lists.order, &cube), int(&lists.indices, &cube));
             let other = unfused(&other, &cube);
             let (q, k, v) = (q.clone(), k.clone(), v.clone());
-            let (output, lse) =
-                CubeBackend::mc_sparse_attention(q, k, v, order, indices, other, finish, case.group_size, case.scale);
+            let (output, lse) = CubeBackend::mc_sparse_attention(
+                q,
+                k,
+                v,
+                order,
+                indices,
+                other,
+                finish,
+                FACTOR,
+                case.group_size,
+                case.scale,
+            );
             assert!(floats(output) == fused.to_data(), "{}: {name}, {finish:?}: output", case.name);
             assert!(floats(lse) == fused_lse.to_data(), "{}: {name}, {finish:?}: log-sum-exp", case.name);
         }
+        let route = auto(Stage::Tail);
+        let Route::Kernel { name, .. } = &route else { panic!("{}: no kernel for the tail", case.name) };
+        let options = TailOptions {
+            group_size: case.group_size,
+            block: 16,
+            sink_prefix: 0,
+            sink_suffix: 0,
+            scale: case.scale,
+            workspace_bytes: 0,
+        };
+        let (sparse, sparse_lse) = case.sparse(&auto(Stage::Sparse), &lists, Epilogue::Output);
+        let [tensors @ .., residual] = [&case.qkv[0], &case.qkv[1], &case.qkv[2], &sparse, &other];
+        let epilogue = Epilogue::AddScaledResidual(residual.clone(), FACTOR);
+        let [q, k, v, sparse_there] = tensors.map(|tensor| unfused(tensor, &cube));
+        let (order, indices, there) = (int(&lists.order, &cube), int(&lists.indices, &cube), unfused(&other, &cube));
+        let lse = CubeBackend::float_from_data(sparse_lse.to_data(), &cube);
+        let finish = Finish::AddResidual;
+        let (output, _) =
+            CubeBackend::mc_add_tail(q, k, v, order, indices, sparse_there, lse, there, finish, FACTOR, options);
+        let [q, k, v] = case.qkv.clone();
+        let (order, indices) = (lists.order.clone(), lists.indices.clone());
+        let fused = add_tail(&route, q, k, v, order, indices, (sparse, sparse_lse), epilogue, options).0;
+        assert!(floats(output) == fused.to_data(), "{}: {name}: output", case.name);
         assert!(kernels == 4, "{}: {kernels} of 4 attention kernels compared", case.name);
     }
 }

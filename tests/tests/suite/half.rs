@@ -97,13 +97,20 @@ fn half_sparse_attention() {
         let other = random(case.qkv[0].dims(), 17, &device()).cast(dtype);
         let third = values(&other);
         let (output, exact_lse) = case.sparse_oracle(&lists);
-        let with = |sign: f64| output.iter().zip(&third).map(|(o, r)| sign * o + r).collect::<Vec<_>>();
+        let with =
+            |sign: f64, factor: f64| output.iter().zip(&third).map(|(o, r)| sign * o + factor * r).collect::<Vec<_>>();
         let options = SparseOptions { group_size: case.group_size, scale: case.scale, workspace_bytes: WORKSPACE };
         let wide = other.clone().cast(DType::F32);
         for (what, epilogue, of_f32, exact) in [
             ("sparse", Epilogue::Output, Epilogue::Output, output.clone()),
-            ("+ residual", Epilogue::AddResidual(other.clone()), Epilogue::AddResidual(wide.clone()), with(1.0)),
-            ("dense -", Epilogue::ResidualOf(other.clone()), Epilogue::ResidualOf(wide), with(-1.0)),
+            ("+ residual", Epilogue::AddResidual(other.clone()), Epilogue::AddResidual(wide.clone()), with(1.0, 1.0)),
+            (
+                "+ a part of it",
+                Epilogue::AddScaledResidual(other.clone(), 0.625),
+                Epilogue::AddScaledResidual(wide.clone(), 0.625),
+                with(1.0, 0.625),
+            ),
+            ("dense -", Epilogue::ResidualOf(other.clone()), Epilogue::ResidualOf(wide), with(-1.0, 1.0)),
         ] {
             let [q, k, v] = in_f32(&case);
             let (order, indices) = (lists.order.clone(), lists.indices.clone());

@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Tensor};
 use mcsparse::{
-    Error, McSparseConfig, MetaCache, Schedule, SinkTokens, StepKind,
+    Error, McSparseConfig, MetaCache, ResidualGain, Schedule, SinkTokens, StepKind,
     check::Problem,
     ops::{self, Kernels, Stage},
     reference::dense_attention,
@@ -58,11 +58,19 @@ proptest! {
     }
 
     #[test]
-    fn reuse_is_sparse_attention_of_this_step_plus_the_residual(shape in shapes(), density in 0.05f64..0.9) {
-        let config = config(&shape, density);
+    fn reuse_is_sparse_attention_of_this_step_plus_the_residual(
+        shape in shapes(), density in 0.05f64..0.9, decay in 0.3f64..1.0, entry in -2.0f64..2.0, plain in any::<bool>(),
+    ) {
+        let gain = if plain {
+            ResidualGain::default()
+        } else {
+            ResidualGain { factor: 1.5, decay, table: Some(vec![vec![7.0; 3], vec![7.0, entry]]) }
+        };
+        let gains = [gain.at(1, 1), gain.at(1, 2)];
+        let config = config(&shape, density).with_residual_gain(gain);
         let attention = config.init(1).unwrap();
         let mut cache = MetaCache::new(&config, 4).unwrap();
-        for step in 0..3 {
+        for step in 0..4 {
             cache.begin_step(step).unwrap();
             let [q, k, v] = Shape { seed: shape.seed ^ step as u64, ..shape.clone() }.qkv(&device());
             let output = attention.forward(q.clone(), k.clone(), v.clone(), &mut cache).unwrap();
@@ -77,7 +85,7 @@ proptest! {
                 let place = orders[z].iter().position(|&x| x == i).unwrap();
                 kept[z * groups + place / size].clone()
             });
-            let expected: Vec<f64> = sparse.0.iter().zip(values(&slot.residual())).map(|(s, r)| s + r).collect();
+            let expected: Vec<f64> = sparse.0.iter().zip(values(&slot.residual())).map(|(s, r)| s + gains[step - 2] * r).collect();
             let error = relative_error_of(&values(&output), &expected);
             prop_assert!(error < reference_tolerance(), "{error:e}");
         }

@@ -12,6 +12,7 @@ mod dit_parity;
 mod dit_pretrained;
 mod dit_sampler;
 mod dit_support;
+mod drift;
 mod formats;
 #[cfg(feature = "cube")]
 mod fusion;
@@ -31,4 +32,5 @@ mod real_attention;
 mod repeat;
 mod selection;
 mod stages;
+mod tail;
 mod warpgroup;

@@ -95,6 +95,7 @@ fn warpgroup_sparse_attention() {
         for (epilogue, sign, share) in [
             (Epilogue::Output, 1.0, 0.0),
             (Epilogue::AddResidual(other.clone()), 1.0, 1.0),
+            (Epilogue::AddScaledResidual(other.clone(), -0.625), 1.0, -0.625),
             (Epilogue::ResidualOf(other), -1.0, 1.0),
         ] {
             let what = format!("{epilogue:?}").chars().take(12).collect::<String>();

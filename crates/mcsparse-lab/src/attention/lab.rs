@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use mcsparse::{Branch, Error, Plan, SelfAttention, StepKind};
 
 use super::{
@@ -21,15 +21,12 @@ pub struct Schedule {
     pub plan: Plan,
     /// Layers that are dense at every step.
     pub dense_layers: Vec<usize>,
-    /// Makes the next step an anchor once the sparse outputs of a step differ from those of the anchor by more than this, in
-    /// the relative L2 norm, as a mean over layers and the whole batch. The plan's anchors stay.
-    pub drift_bound: Option<f64>,
 }
 
 impl Schedule {
     /// A plan and dense layers.
     pub fn new(plan: Plan, dense_layers: Vec<usize>) -> Self {
-        Self { plan, dense_layers, drift_bound: None }
+        Self { plan, dense_layers }
     }
 }
 
@@ -44,8 +41,6 @@ pub struct LabAttention {
     step: Option<usize>,
     /// The kind of the present step.
     kind: StepKind,
-    /// Relative changes of the layers since the anchor, at the present step.
-    drift: Vec<Tensor<1>>,
     anchors: Vec<usize>,
     pairs: f64,
     dense_pairs: f64,
@@ -55,8 +50,6 @@ pub struct LabAttention {
 struct Slot {
     pattern: Option<Pattern>,
     left: Option<Left>,
-    /// Sparse output at the anchor, where drift is watched.
-    sparse: Option<Tensor<4>>,
     /// Log-sum-exp of the last dense step.
     lse: Option<Tensor<3>>,
 }
@@ -101,7 +94,6 @@ impl LabAttention {
             branch: Branch::default(),
             step: None,
             kind: StepKind::Dense,
-            drift: Vec::new(),
             anchors: Vec::new(),
             pairs: 0.0,
             dense_pairs: 0.0,
@@ -139,29 +131,23 @@ impl LabAttention {
             slot.pattern = Some(select(&self.recipe, call, Some(stale.as_ref().unwrap_or(&lse))));
         }
         let pattern = slot.pattern.clone().expect("just chosen");
-        let watched = self.schedule.drift_bound.is_some();
         let has_residual = self.recipe.residual != Residual::Off;
-        let sparse = (watched || has_residual).then(|| self.sparse(&pattern, call));
+        let sparse = has_residual.then(|| self.sparse(&pattern, call));
         let again = stale.is_none() && self.recipe.select == Select::StaleKeys;
         let scores = if choose && (self.recipe.scores_again() || again) { 0.5 } else { 0.0 };
         self.count(1.0 + scores + if has_residual { self.recipe.work() } else { 0.0 }, call);
-        slot.sparse = sparse.as_ref().filter(|_| watched).map(|sparse| sparse.output.clone());
         let made = || sparse.expect("made for a residual");
         slot.left = Some(Left::new(&self.recipe.residual, (&dense, &lse), made, slot.left.as_ref(), step));
         slot.lse = Some(lse);
         (dense, slot)
     }
 
-    fn reuse(&mut self, call: &Call<'_>, layer: usize, step: usize, slot: &Slot) -> Option<Tensor<4>> {
+    fn reuse(&mut self, call: &Call<'_>, step: usize, slot: &Slot) -> Option<Tensor<4>> {
         let left = slot.left.as_ref()?;
         let fresh = (self.recipe.refresh == Refresh::EveryStep).then(|| select(&self.recipe, call, None));
         let sparse = self.sparse(fresh.as_ref().or(slot.pattern.as_ref())?, call);
-        if let Some(then) = &slot.sparse {
-            let change = (sparse.output.clone() - then.clone()).square().sum() / then.clone().square().sum();
-            self.drift.push(change.sqrt());
-        }
         self.count(self.recipe.work(), call);
-        Some(left.apply(&self.recipe.residual, sparse, layer, step))
+        Some(left.apply(&self.recipe.residual, sparse, step))
     }
 }
 
@@ -185,7 +171,7 @@ impl SelfAttention for LabAttention {
             }
             StepKind::Anchor => self.anchor(&call, step, slot),
             StepKind::Reuse => {
-                let output = self.reuse(&call, layer, step, &slot).ok_or_else(|| Error::NoAnchor {
+                let output = self.reuse(&call, step, &slot).ok_or_else(|| Error::NoAnchor {
                     layer,
                     branch: self.branch.to_string(),
                     step,
@@ -204,13 +190,6 @@ impl SelfAttention for LabAttention {
             Error::Clock(format!("expected step {expected} of {}, got {step}", self.schedule.plan.steps()))
         })?;
         self.kind = planned;
-        if let (Some(bound), StepKind::Reuse, false) = (self.schedule.drift_bound, planned, self.drift.is_empty()) {
-            let changes = Tensor::cat(std::mem::take(&mut self.drift), 0).cast(DType::F32);
-            if f64::from(changes.mean().into_scalar::<f32>()) > bound {
-                self.kind = StepKind::Anchor;
-            }
-        }
-        self.drift.clear();
         if self.kind == StepKind::Anchor {
             self.anchors.push(step);
         }

@@ -24,7 +24,7 @@ mod tests;
 pub use lab::{LabAttention, Schedule};
 pub use layout::{Layout, tiles};
 pub use pattern::{Exact, Pattern};
-pub use recipe::{Gain, Grouping, Recipe, Refresh, Residual, Rest, Select};
+pub use recipe::{Grouping, Recipe, Refresh, Residual, Rest, Select};
 pub use select::{Call, select};
 
 /// Bytes that temporary tensors may take.

@@ -93,8 +93,8 @@ pub enum Refresh {
 pub enum Residual {
     /// Nothing.
     Off,
-    /// `gain * (O - S)` of the anchor; MC-Sparse with a gain of 1.
-    Added(Gain),
+    /// `O - S` of the anchor, as MC-Sparse adds it. Factors on it are settings of the library.
+    Added,
     /// `m S + (O - m S)`, with `m` and the bracket of the anchor: the sparse part keeps its share of the weight.
     Renormalised,
     /// The tail as one more part of the softmax: its output and its log-sum-exp are those of the anchor, its share follows the
@@ -106,31 +106,6 @@ pub enum Residual {
         /// 0 is no slope.
         damping: f64,
     },
-}
-
-/// A factor on the residual.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Gain {
-    /// At the anchor.
-    pub factor: f64,
-    /// To the power of the steps since.
-    pub decay: f64,
-    /// Beside that, a factor of its own for each layer and number of steps since the anchor; ones outside the table.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub law: Option<Vec<Vec<f64>>>,
-}
-
-impl Gain {
-    /// The same at all steps.
-    pub fn constant(factor: f64) -> Self {
-        Self { factor, decay: 1.0, law: None }
-    }
-
-    /// At `layer`, `age` steps after the anchor.
-    pub fn at(&self, layer: usize, age: usize) -> f64 {
-        let law = self.law.as_ref().and_then(|law| law.get(layer)?.get(age).copied());
-        self.factor * self.decay.powi(age as i32) * law.unwrap_or(1.0)
-    }
 }
 
 /// A sparse attention method.
@@ -161,7 +136,7 @@ impl Recipe {
 
     /// With the residual as MC-Sparse adds it.
     pub fn plus_residual(self) -> Self {
-        self.with_residual(Residual::Added(Gain::constant(1.0)))
+        self.with_residual(Residual::Added)
     }
 
     /// Keys that each query attends to, of `tokens`.

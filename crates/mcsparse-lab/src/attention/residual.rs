@@ -40,7 +40,7 @@ impl Left {
         let share = kept.clone().unsqueeze_dim::<4>(3);
         match rule {
             Residual::Off => none,
-            Residual::Added(_) => Self { added: Some(dense - sparse.output), ..none },
+            Residual::Added => Self { added: Some(dense - sparse.output), ..none },
             Residual::Forecast { .. } => {
                 let before = before.and_then(|left| Some((left.added.clone()?, left.step)));
                 Self { added: Some(dense - sparse.output), before, ..none }
@@ -54,11 +54,11 @@ impl Left {
         }
     }
 
-    /// The output of a reuse step of `layer` from its sparse part.
-    pub fn apply(&self, rule: &Residual, sparse: Exact, layer: usize, step: usize) -> Tensor<4> {
+    /// The output of a reuse step from its sparse part.
+    pub fn apply(&self, rule: &Residual, sparse: Exact, step: usize) -> Tensor<4> {
         let age = step.saturating_sub(self.step);
         match (rule, &self.added, &self.by_query) {
-            (Residual::Added(gain), Some(added), _) => sparse.output + added.clone().mul_scalar(gain.at(layer, age)),
+            (Residual::Added, Some(added), _) => sparse.output + added.clone(),
             (Residual::Renormalised, Some(added), Some(kept)) => {
                 sparse.output * kept.clone().unsqueeze_dim::<4>(3) + added.clone()
             }

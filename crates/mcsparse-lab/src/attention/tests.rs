@@ -404,12 +404,7 @@ fn at_the_anchor_s_own_inputs_every_residual_gives_dense_attention() {
     let data = qkv(layout.tokens(), 7);
     let dense = values(call(&data, layout).dense().0);
     let base = content_keys(0.2, 8);
-    for residual in [
-        Residual::Added(Gain::constant(1.0)),
-        Residual::Renormalised,
-        Residual::Tail,
-        Residual::Forecast { damping: 1.0 },
-    ] {
+    for residual in [Residual::Added, Residual::Renormalised, Residual::Tail, Residual::Forecast { damping: 1.0 }] {
         let recipe = base.clone().with_residual(residual);
         assert_close(&sparse_output(recipe.clone(), layout, &data, &data), &dense, &format!("{recipe:?}"));
     }
@@ -429,11 +424,8 @@ fn residuals_are_their_formulas() {
     let [old, new] = [0, 1].map(|i| pattern.attend(&calls[i]));
     let column = |t: Tensor<3>| t.unsqueeze_dim::<4>(3);
     let kept = column((old.lse.clone() - dense_lse.clone()).exp());
-    let gain = Gain { factor: 0.7, decay: 0.5, law: None };
-    let residual = dense.clone() - old.output.clone();
-    let expected = new.output.clone() + residual.clone().mul_scalar(0.35);
-    let added = base.clone().with_residual(Residual::Added(gain));
-    assert_close(&sparse_output(added, layout, &then, &now), &values(expected), "gain");
+    let expected = new.output.clone() + dense.clone() - old.output.clone();
+    assert_close(&sparse_output(base.clone().plus_residual(), layout, &then, &now), &values(expected), "added");
     let rest = dense - old.output * kept.clone();
     let expected = new.output.clone() * kept.clone() + rest.clone();
     let renormalised = base.clone().with_residual(Residual::Renormalised);
@@ -445,14 +437,6 @@ fn residuals_are_their_formulas() {
     let expected = (new.output * sum.clone() + tail * tail_sum.clone()) / (sum + tail_sum);
     let recipe = base.with_residual(Residual::Tail);
     assert_close(&sparse_output(recipe, layout, &then, &now), &values(expected), "tail");
-}
-
-#[test]
-fn the_law_is_by_layer_and_age() {
-    let law = Some(vec![vec![], vec![1.0, 0.5, 0.25]]);
-    let gain = Gain { factor: 2.0, decay: 0.5, law };
-    assert_eq!((gain.at(1, 0), gain.at(1, 1), gain.at(1, 2)), (2.0, 0.5, 0.125));
-    assert_eq!((gain.at(0, 1), gain.at(1, 3), gain.at(9, 0)), (1.0, 0.25, 2.0));
 }
 
 /// Runs `steps` steps of two layers on drifting inputs.
@@ -530,25 +514,6 @@ fn stale_sums_use_the_step_before() {
     assert_close(&output, &values(expected), "stale");
     // One dense step, an anchor without a second pass or residual, one sparse step.
     assert!((attention.effective_density() - (1.0 + 1.0 + 0.2) / 3.0).abs() < 1e-12);
-}
-
-#[test]
-fn drift_past_the_bound_makes_an_anchor() {
-    let run_with = |bound: f64| {
-        let plan = Steps::warm_up(1).plan(8).unwrap();
-        let schedule = Schedule { drift_bound: Some(bound), ..Schedule::new(plan, vec![]) };
-        let mut attention = LabAttention::new(mc_sparse(0.2, 8), schedule, Layout::raster(45)).unwrap();
-        run(&mut attention, 45, 8);
-        (attention.anchors().to_vec(), attention.effective_density())
-    };
-    let (never, cheap) = run_with(1e9);
-    assert_eq!(never, [0]);
-    let (always, dear) = run_with(0.0);
-    // A step after an anchor is always sparse: drift has to be seen first.
-    assert_eq!(always, [0, 2, 4, 6]);
-    assert!(dear > cheap);
-    let (some, _) = run_with(0.4);
-    assert!(some.len() > 1 && some.len() < 4, "{some:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! One arm of a comparison: an attention method under a schedule.
 
 use burn::tensor::Tensor;
-use mcsparse::{McSparse, McSparseConfig, Plan, Schedule as Steps, SelfAttention, StepKind, reference};
+use mcsparse::{KeyBudget, McSparse, McSparseConfig, Schedule as Steps, SelfAttention, reference};
 
 use super::study::Study;
 use crate::{
@@ -16,10 +16,10 @@ pub enum Method {
     Dense,
     /// Dense attention by tensor operations: its distance from [`Method::Dense`] is the floor of all comparisons.
     DenseByTensorOperations,
-    /// The library's MC-Sparse at this density.
-    Library(f64),
-    /// A recipe of the lab; with a bound, anchors follow the drift.
-    Recipe(Recipe, Option<f64>),
+    /// The library's MC-Sparse. Group size, dense layers and schedule are those of the study and the arm.
+    Library(Box<McSparseConfig>),
+    /// A recipe of the lab.
+    Recipe(Recipe),
 }
 
 /// One arm.
@@ -55,8 +55,11 @@ impl Arm {
     pub fn density(&self) -> Option<f64> {
         match &self.method {
             Method::Dense | Method::DenseByTensorOperations => None,
-            Method::Library(density) => Some(*density),
-            Method::Recipe(recipe, _) => Some(recipe.density),
+            Method::Library(config) => match config.budget {
+                KeyBudget::Density(density) => Some(density),
+                KeyBudget::Keys(_) => None,
+            },
+            Method::Recipe(recipe) => Some(recipe.density),
         }
     }
 
@@ -66,20 +69,19 @@ impl Arm {
     ///
     /// [`Error::Run`] for a density or schedule that cannot be.
     pub fn start(&self, study: &Study) -> Result<Running, Error> {
-        let library = |density, dense_layers| -> Result<Running, Error> {
-            let config = McSparseConfig::density(density)
+        let library = |config: McSparseConfig, dense_layers| -> Result<Running, Error> {
+            let config = config
                 .with_group_size(study.settings.group_size)
                 .with_schedule(self.schedule.clone())
                 .with_dense_layers(dense_layers);
             Ok(Running::Library(Box::new(McSparse::new(&config, self.steps)?)))
         };
         match &self.method {
-            Method::Dense => library(1.0, (0..study.model.layers()).collect()),
+            Method::Dense => library(McSparseConfig::density(1.0), (0..study.model.layers()).collect()),
             Method::DenseByTensorOperations => Ok(Running::Reference(ReferenceDense)),
-            Method::Library(density) => library(*density, vec![0]),
-            Method::Recipe(recipe, drift_bound) => {
-                let schedule =
-                    Schedule { drift_bound: *drift_bound, ..Schedule::new(self.schedule.plan(self.steps)?, vec![0]) };
+            Method::Library(config) => library((**config).clone(), vec![0]),
+            Method::Recipe(recipe) => {
+                let schedule = Schedule::new(self.schedule.plan(self.steps)?, vec![0]);
                 let lab = LabAttention::new(recipe.clone(), schedule, study.layout.clone())?;
                 Ok(Running::Lab(Box::new(lab)))
             }
@@ -108,11 +110,8 @@ impl Running {
 
     /// The steps that were anchors; none for dense attention.
     pub fn anchors(&self) -> Vec<usize> {
-        let planned = |plan: &Plan| (0..plan.steps()).filter(|&s| plan.kind(s) == Some(StepKind::Anchor)).collect();
         match self {
-            Self::Library(attention) if attention.report().count(StepKind::Anchor) > 0 => {
-                planned(attention.cache().plan())
-            }
+            Self::Library(attention) => attention.report().anchors(),
             Self::Lab(attention) => attention.anchors().to_vec(),
             _ => Vec::new(),
         }

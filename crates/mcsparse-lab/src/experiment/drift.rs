@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// What is measured at each layer and age, in this order.
-pub const MEASURES: [(&str, &str); 9] = [
+pub const MEASURES: [(&str, &str); 11] = [
     ("residual", "change of the residual, of its own size"),
     ("output", "change of the dense output, of its own size"),
     ("sparse", "change of the sparse output, of its own size"),
@@ -29,6 +29,8 @@ pub const MEASURES: [(&str, &str); 9] = [
     ("overlap", "kept keys that would be kept again"),
     ("cached-mass", "attention weight that the old choice holds"),
     ("fresh-mass", "attention weight that a fresh choice of keys would hold"),
+    ("blocks-error", "error without a residual, exact blocks of the anchor"),
+    ("position-error", "error without a residual, keys for groups by position of the anchor"),
 ];
 
 /// One batch.
@@ -48,6 +50,8 @@ pub struct Aged {
 
 struct Ages {
     recipe: Recipe,
+    /// Choices of the anchor that are only looked at for their errors.
+    others: [Recipe; 2],
     anchor: usize,
     slots: HashMap<usize, Slot>,
     scalars: Scalars,
@@ -55,6 +59,7 @@ struct Ages {
 
 struct Slot {
     pattern: Pattern,
+    others: [Pattern; 2],
     indices: Tensor<3>,
     dense: Tensor<4>,
     sparse: Tensor<4>,
@@ -72,7 +77,9 @@ impl Observe for Ages {
             let pattern = select(&self.recipe, call, Some(lse));
             let sparse = pattern.attend(call).output;
             let residual = dense.clone() - sparse.clone();
-            let slot = Slot { indices: pattern.kept_by_group(), pattern, dense: dense.clone(), sparse, residual };
+            let others = self.others.each_ref().map(|recipe| select(recipe, call, Some(lse)));
+            let indices = pattern.kept_by_group();
+            let slot = Slot { indices, pattern, others, dense: dense.clone(), sparse, residual };
             self.slots.insert(layer, slot);
         }
         let slot = &self.slots[&layer];
@@ -90,6 +97,8 @@ impl Observe for Ages {
             (fresh.kept_by_group() * slot.indices.clone()).sum() / kept,
             measure::kept_mass(&exact.lse, lse),
             measure::kept_mass(&fresh.attend(call).lse, lse),
+            measure::relative_error(&slot.others[0].attend(call).output, &dense),
+            measure::relative_error(&slot.others[1].attend(call).output, &dense),
         ];
         values.into_iter().for_each(|value| self.scalars.push(value));
     }
@@ -114,7 +123,9 @@ pub fn measure_batch(
 ) -> Result<HashMap<String, Vec<Vec<f64>>>, Error> {
     let anchor = anchor(&study.settings)?;
     let recipe = rivals::content_keys(density, study.settings.group_size);
-    let mut ages = Ages { recipe, anchor, slots: HashMap::new(), scalars: Scalars::default() };
+    let group = study.settings.group_size;
+    let others = [rivals::reused_blocks(density, group, group), rivals::token_keys(density, group)];
+    let mut ages = Ages { recipe, others, anchor, slots: HashMap::new(), scalars: Scalars::default() };
     watch(study, clips, &mut ages, on_step)?;
     let layers = study.model.layers();
     let mut measures: HashMap<String, Vec<Vec<f64>>> = HashMap::new();

@@ -1,13 +1,13 @@
 //! The arms of each experiment.
 
-use mcsparse::{Anchors, Schedule as Steps};
+use mcsparse::{Anchors, McSparseConfig, ResidualGain, Schedule as Steps, Tail};
 
 use super::{
     arms::{Arm, Method},
     study::Settings,
 };
 use crate::attention::{
-    Gain, Recipe, Refresh, Residual, Rest, Select,
+    Recipe, Refresh, Residual, Rest, Select,
     rivals::{chipmunk, content_keys, lite, mc_sparse, pisa, reused_blocks, sol, svg2, token_keys, vanilla},
 };
 
@@ -20,7 +20,15 @@ fn arm(id: impl Into<String>, label: impl Into<String>, method: Method, settings
 
 fn of(id: &str, label: &str, recipe: Recipe, settings: &Settings) -> Arm {
     let id = format!("{id}@{}", recipe.density);
-    arm(id, label, Method::Recipe(recipe, None), settings)
+    arm(id, label, Method::Recipe(recipe), settings)
+}
+
+/// The library's MC-Sparse with some of its settings.
+fn ours(id: &str, label: &str, config: McSparseConfig, settings: &Settings) -> Arm {
+    let method = Method::Library(Box::new(config));
+    let arm = arm(id, label, method, settings);
+    let id = format!("{id}@{}", arm.density().unwrap_or_default());
+    Arm { id, ..arm }
 }
 
 /// Dense attention by tensor operations.
@@ -55,7 +63,7 @@ pub fn versus(settings: &Settings, residual: bool) -> Vec<Arm> {
     let (group, small) = (settings.group_size, settings.small_block);
     let mut arms = vec![floor(settings)];
     for &density in &settings.densities {
-        let ours = arm(format!("mc-sparse@{density}"), "MC-Sparse", Method::Library(density), settings);
+        let config = McSparseConfig::density(density);
         let rivals = [
             (format!("vanilla-{group}"), format!("block-sparse {group}"), vanilla(density, group, group)),
             (format!("vanilla-{small}"), format!("block-sparse {small}"), vanilla(density, small, small)),
@@ -67,10 +75,9 @@ pub fn versus(settings: &Settings, residual: bool) -> Vec<Arm> {
             ("chipmunk-stale".into(), "Chipmunk, stale sums".into(), chipmunk(density, group, true)),
             ("lite".into(), "LiteAttention".into(), lite(density, group, small)),
         ];
-        arms.push(ours);
-        let rest = Rest::Means { block: small };
-        let recipe = Recipe { rest, ..mc_sparse(density, group) };
-        arms.push(of("mc-sparse-means", "MC-Sparse, tail by block means", recipe, settings));
+        arms.push(ours("mc-sparse", "MC-Sparse", config.clone(), settings));
+        let config = config.with_tail(Tail::BlockMeans { block: small });
+        arms.push(ours("mc-sparse-means", "MC-Sparse, tail by block means", config, settings));
         for (id, label, recipe) in rivals {
             let has = recipe.residual != Residual::Off;
             arms.push(of(&id, &label, recipe.clone(), settings));
@@ -103,12 +110,8 @@ pub fn schedule(settings: &Settings) -> Vec<Arm> {
                 if !after || (id != "one" && anchors[1] <= warm_up) {
                     continue;
                 }
-                let arm = arm(
-                    format!("warm-{warm_up}-{id}@{density}"),
-                    format!("{warm_up} dense steps, {label}"),
-                    Method::Library(density),
-                    settings,
-                );
+                let (id, label) = (format!("warm-{warm_up}-{id}"), format!("{warm_up} dense steps, {label}"));
+                let arm = ours(&id, &label, McSparseConfig::density(density), settings);
                 arms.push(Arm { schedule: Steps::warm_up(warm_up).with_anchors(Anchors::At(anchors)), ..arm });
             }
         }
@@ -138,40 +141,35 @@ pub fn fewstep(settings: &Settings, steps: &[usize]) -> Vec<Arm> {
 
 /// MC-Sparse at several densities: the curve that changes have to beat at their effective density.
 pub fn curve(settings: &Settings) -> Vec<Arm> {
-    let group = settings.group_size;
     let mut densities = vec![0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7];
     densities.extend(&settings.densities);
     densities.sort_by(f64::total_cmp);
     densities.dedup();
-    densities.into_iter().map(|density| of("base", "MC-Sparse", mc_sparse(density, group), settings)).collect()
+    let arm = |density| ours("base", "MC-Sparse", McSparseConfig::density(density), settings);
+    densities.into_iter().map(arm).collect()
 }
 
 /// Changes to MC-Sparse, at the first density. `law` is a gain for each layer and age, fitted on other clips.
 pub fn improve(settings: &Settings, law: Option<Vec<Vec<f64>>>) -> Vec<Arm> {
     let (steps, density, group) = (settings.steps, settings.densities[0], settings.group_size);
-    let base = content_keys(density, group);
+    let (full, base) = (McSparseConfig::density(density), content_keys(density, group));
     let plan = Steps::default().plan(steps).expect("checked with the settings");
     let warm_up = (0..steps).find(|&step| plan.kind(step) == Some(mcsparse::StepKind::Reuse)).unwrap_or(1);
     let first = warm_up - 1;
     let (middle, third) = ((first + steps) / 2, (steps - first) / 3);
-    let gain = |factor, decay, law| base.clone().with_residual(Residual::Added(Gain { factor, decay, law }));
-    let full = gain(1.0, 1.0, None);
     let mut arms = vec![floor(settings)];
+    let gained = |id: &str, label: &str, gain| ours(id, label, full.clone().with_residual_gain(gain), settings);
     for factor in [0.6, 0.7, 0.8, 0.9] {
-        arms.push(of(
-            &format!("gain-{factor}"),
-            &format!("residual times {factor}"),
-            gain(factor, 1.0, None),
-            settings,
-        ));
+        let (id, label) = (format!("gain-{factor}"), format!("residual times {factor}"));
+        arms.push(gained(&id, &label, ResidualGain::constant(factor)));
     }
     for decay in [0.95, 0.98] {
-        let label = format!("residual decays by {decay} a step");
-        arms.push(of(&format!("decay-{decay}"), &label, gain(1.0, decay, None), settings));
+        let (id, label) = (format!("decay-{decay}"), format!("residual decays by {decay} a step"));
+        arms.push(gained(&id, &label, ResidualGain::decay(decay)));
     }
     if let Some(law) = law {
-        let recipe = gain(1.0, 1.0, Some(law));
-        arms.push(of("law", "gain by layer and age, fitted on other clips", recipe, settings));
+        let gain = ResidualGain::by_layer_and_age(law);
+        arms.push(gained("law", "gain by layer and age, fitted on other clips", gain));
     }
     let renormalised = base.clone().with_residual(Residual::Renormalised);
     arms.push(of("renormalised", "sparse part keeps its share of the anchor", renormalised, settings));
@@ -179,20 +177,20 @@ pub fn improve(settings: &Settings, law: Option<Vec<Vec<f64>>>) -> Vec<Arm> {
     arms.push(of("tail", "tail as a part of the softmax", tail, settings));
     let block = settings.small_block;
     let means = Recipe { rest: Rest::Means { block }, ..base.clone() };
-    arms.push(of("means", "tail by block means at every step, no residual", means.clone(), settings));
-    let both = means.plus_residual();
-    arms.push(of("means-residual", "tail by block means at every step, and residual", both.clone(), settings));
-    let coarse = Recipe { rest: Rest::Means { block: settings.group_size }, ..both.clone() };
+    arms.push(of("means", "tail by block means at every step, no residual", means, settings));
+    let with_means = |block| full.clone().with_tail(Tail::BlockMeans { block });
+    let label = "tail by block means at every step, and residual";
+    arms.push(ours("means-residual", label, with_means(block), settings));
     let label = "the same by means of twice as many keys";
-    arms.push(of("coarse-means-residual", label, coarse, settings));
-    let first_order = Recipe { rest: Rest::FirstOrder { block }, ..full.clone() };
+    arms.push(ours("coarse-means-residual", label, with_means(settings.group_size), settings));
+    let first_order = Recipe { rest: Rest::FirstOrder { block }, ..base.clone().plus_residual() };
     arms.push(of("first-order-residual", "tail by PISA's first order, and residual", first_order, settings));
     arms.push(of("pisa-residual", "PISA and residual", pisa(density, block).plus_residual(), settings));
     for (id, label, heads) in [
         ("groups-compete", "groups of a head compete for keys", false),
         ("heads-compete", "groups and heads compete for keys", true),
     ] {
-        let recipe = Recipe { select: Select::CompetingKeys { heads }, ..full.clone() };
+        let recipe = Recipe { select: Select::CompetingKeys { heads }, ..base.clone().plus_residual() };
         arms.push(of(id, label, recipe, settings));
     }
 
@@ -200,13 +198,14 @@ pub fn improve(settings: &Settings, law: Option<Vec<Vec<f64>>>) -> Vec<Arm> {
         schedule: Steps::warm_up(warm_up).with_anchors(Anchors::At(anchors)),
         ..arm
     };
+    let plain = |id: &str, label: &str| ours(id, label, full.clone(), settings);
     let two = vec![first, middle];
     let three = vec![first, first + third, first + 2 * third];
-    arms.push(at(of("second-anchor", "second anchor", full.clone(), settings), warm_up, two.clone()));
-    arms.push(at(of("third-anchor", "three anchors", full.clone(), settings), warm_up, three));
+    arms.push(at(plain("second-anchor", "second anchor"), warm_up, two.clone()));
+    arms.push(at(plain("third-anchor", "three anchors"), warm_up, three));
     let label = "second anchor, tail by block means, and residual";
-    arms.push(at(of("second-anchor-means", label, both, settings), warm_up, two.clone()));
-    let keep = Recipe { refresh: Refresh::FirstAnchor, ..full.clone() };
+    arms.push(at(ours("second-anchor-means", label, with_means(block), settings), warm_up, two.clone()));
+    let keep = Recipe { refresh: Refresh::FirstAnchor, ..base.clone().plus_residual() };
     arms.push(at(
         of("second-residual", "second anchor refreshes the residual alone", keep, settings),
         warm_up,
@@ -221,19 +220,15 @@ pub fn improve(settings: &Settings, law: Option<Vec<Vec<f64>>>) -> Vec<Arm> {
     if warm_up > 2 {
         let short = warm_up / 2;
         let label = format!("{short} dense steps, second anchor");
-        arms.push(at(of("short-warm-up", &label, full.clone(), settings), short, vec![short - 1, middle]));
+        arms.push(at(plain("short-warm-up", &label), short, vec![short - 1, middle]));
         let label = format!("{short} dense steps, three anchors");
         let anchors = vec![short - 1, first + third / 2, middle];
-        arms.push(at(of("short-warm-up-three", &label, full.clone(), settings), short, anchors));
+        arms.push(at(plain("short-warm-up-three", &label), short, anchors));
     }
     for bound in [0.2, 0.3, 0.4] {
-        let arm = of(
-            &format!("drift-{bound}"),
-            &format!("anchor once outputs have drifted by {bound}"),
-            full.clone(),
-            settings,
-        );
-        arms.push(Arm { method: Method::Recipe(full.clone(), Some(bound)), ..arm });
+        let label = format!("anchor once outputs have drifted by {bound}");
+        let arm = plain(&format!("drift-{bound}"), &label);
+        arms.push(Arm { schedule: Steps::default().with_drift_bound(bound), ..arm });
     }
     possible(arms)
 }
@@ -279,6 +274,28 @@ pub(super) mod testing {
 #[cfg(test)]
 mod tests {
     use super::{testing::settings, *};
+
+    /// docs/lab.md says how many arms each command has.
+    #[test]
+    fn the_page_counts_the_arms() {
+        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lab.md")).unwrap();
+        let with = |densities: &[f64]| Settings { densities: densities.to_vec(), ..settings(20) };
+        let four = with(&[0.1, 0.15, 0.25, 0.5]);
+        let changes = [curve(&with(&[0.15])), improve(&with(&[0.15]), Some(Vec::new()))].concat();
+        for (name, counts) in [
+            ("ablation", vec![ablation(&with(&[0.2])).len()]),
+            ("versus", vec![versus(&four, false).len(), versus(&four, true).len()]),
+            ("improve", vec![changes.len()]),
+            ("schedule", vec![schedule(&with(&[0.15])).len()]),
+            ("fewstep", vec![fewstep(&with(&[0.25]), &[4, 8, 16, 50]).len()]),
+        ] {
+            let begin = format!("| `{name}` |");
+            let row = page.lines().find(|line| line.starts_with(&begin)).unwrap_or_else(|| panic!("no row of {name}"));
+            let cell = row.trim_end_matches('|').rsplit('|').next().unwrap();
+            let numbers = cell.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<usize>().ok());
+            assert_eq!(numbers.collect::<Vec<_>>(), counts, "{row}");
+        }
+    }
 
     #[test]
     fn every_arm_has_an_id_of_its_own_and_a_plan() {

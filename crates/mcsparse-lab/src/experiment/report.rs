@@ -212,8 +212,19 @@ pub fn drift(record: &Record<Aged>, folder: &Path, prefix: &str) -> Result<Page,
             "\n\nDensity {density}, anchor at step {anchor}; mean over the layers but the first.\n\n{}",
             table::drift(record, density)
         );
-        let shown = ["residual", "output", "sparse", "reuse-error", "plain-error", "gain", "overlap"];
-        let lines = drift::MEASURES.iter().filter(|(name, _)| shown.contains(name)).map(|(name, label)| {
+        let shown = [
+            "residual",
+            "output",
+            "sparse",
+            "reuse-error",
+            "plain-error",
+            "blocks-error",
+            "position-error",
+            "gain",
+            "overlap",
+        ];
+        let there = |name: &str| shown.contains(&name) && !record.by_age(name, density).is_empty();
+        let lines = drift::MEASURES.iter().filter(|(name, _)| there(name)).map(|(name, label)| {
             let values = record.by_age(name, density).into_iter().enumerate();
             Line {
                 name: (*label).into(),

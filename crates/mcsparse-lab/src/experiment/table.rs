@@ -120,11 +120,18 @@ pub fn oracles(record: &Record<oracles::Measured>) -> String {
 
 /// Every measure of drift against age, for one density.
 pub fn drift(record: &Record<drift::Aged>, density: f64) -> String {
+    // Records of older programs lack the latest measures.
+    let measured: Vec<_> = drift::MEASURES
+        .iter()
+        .map(|(name, label)| (*label, record.by_age(name, density)))
+        .filter(|(_, column)| !column.is_empty())
+        .collect();
     let heads: Vec<&str> =
-        std::iter::once("steps since the anchor").chain(drift::MEASURES.map(|(_, label)| label)).collect();
+        std::iter::once("steps since the anchor").chain(measured.iter().map(|(label, _)| *label)).collect();
     let mut text = header(&heads);
-    let columns = drift::MEASURES.map(|(name, _)| record.by_age(name, density));
-    let ages = columns[0].len();
+    let columns: Vec<_> = measured.into_iter().map(|(_, column)| column).collect();
+    let Some(first) = columns.first() else { return text };
+    let ages = first.len();
     // The first few, then every so many.
     let stride = ages.div_ceil(12).max(1);
     for age in (0..ages).filter(|&age| age < 3 || age % stride == 0 || age + 1 == ages) {

@@ -32,6 +32,14 @@ impl Capture {
         self.steps[0].1[0].dims()
     }
 
+    /// Makes queries such that scores divided by the root of the head size are those of `scale`.
+    pub(super) fn rescale(&mut self, scale: f64) {
+        let factor = scale * (self.dims()[3] as f64).sqrt();
+        for (_, [query, ..]) in &mut self.steps {
+            *query = query.clone().mul_scalar(factor);
+        }
+    }
+
     /// Tokens.
     pub fn tokens(&self) -> usize {
         self.dims()[2]

@@ -1,7 +1,7 @@
 //! Kept weight, output error and ageing of captured attention.
 
 use burn::tensor::Tensor;
-use mcsparse::{Anchors, Schedule as Steps, SelfAttention};
+use mcsparse::{Anchors, IndexFormat, Schedule as Steps, SelfAttention};
 use safetensors::{Dtype, serialize, tensor::TensorView};
 use serde::{Deserialize, Serialize};
 
@@ -50,8 +50,10 @@ pub struct Suggestion {
     /// The first captured step after the anchor at which the error is above the target; none if it never is, or there is but
     /// one step.
     pub refresh_before: Option<usize>,
-    /// Bytes of the cache for the whole model, with a residual in 16 bits.
+    /// Bytes of the cache for the whole model: kept keys in their smallest form, a residual in 16 bits.
     pub cache_bytes: usize,
+    /// The same with a residual in 8 bits.
+    pub cache_bytes_in_8_bits: usize,
 }
 
 /// Everything about a file.
@@ -182,17 +184,28 @@ fn suggest(options: &Options, captures: &[Capture], measured: &[Measured]) -> Su
     };
     let steps = captures[0].steps.len().saturating_sub(1);
     let refresh_before = (0..steps).find(|&age| at_age(age).is_some_and(|error| error > options.target));
-    let by_layer = captures.iter().map(|capture| {
-        let [batch, heads, tokens, dim] = capture.dims();
-        let kept = mc_sparse(density, options.group_size).keys(tokens);
-        let groups = tokens.div_ceil(options.group_size.min(tokens));
-        // docs/method.md: order, indices, residual.
-        batch * heads * (tokens * 4 + groups * kept * 4 + tokens * dim * 2)
-    });
     let layers = options.layers.unwrap_or(captures.len());
-    let cache_bytes = by_layer.sum::<usize>() / captures.len() * layers * options.branches;
+    let whole_model = |of_a_value: usize, of_a_row: usize| {
+        let by_layer = captures.iter().map(|capture| {
+            let [batch, heads, tokens, dim] = capture.dims();
+            let kept = mc_sparse(density, options.group_size).keys(tokens);
+            let groups = tokens.div_ceil(options.group_size.min(tokens));
+            let words = IndexFormat::smallest(tokens, kept).words(tokens, kept);
+            // docs/method.md: order, indices, residual.
+            batch * heads * (tokens * 4 + groups * words * 4 + tokens * (dim * of_a_value + of_a_row))
+        });
+        by_layer.sum::<usize>() / captures.len() * layers * options.branches
+    };
     let refresh_before = refresh_before.map(|age| captures[0].steps[age + 1].0);
-    Suggestion { density, error: error(density), reached: found.is_some(), refresh_before, cache_bytes }
+    Suggestion {
+        density,
+        error: error(density),
+        reached: found.is_some(),
+        refresh_before,
+        cache_bytes: whole_model(2, 0),
+        // A scale in 16 bits for each row.
+        cache_bytes_in_8_bits: whole_model(1, 2),
+    }
 }
 
 /// Output, log-sum-exp, order and indices of MC-Sparse at `density`, and its residual, of the first step of every layer, as

@@ -32,6 +32,8 @@ pub struct Options {
     pub small_block: usize,
     /// Tokens along frames, rows and columns, and a box of them; as they come if unknown.
     pub grid: Option<([usize; 3], [usize; 3])>,
+    /// Factor on the scores, `1 / sqrt(head_dim)` unless it is given.
+    pub scale: Option<f64>,
     /// Relative error of the attention output that may be.
     pub target: f64,
     /// Layers and guidance branches of the whole model, for the size of the cache.
@@ -61,7 +63,13 @@ pub fn run(options: &Options, device: &Device) -> Result<String, Error> {
             return Err(Error::option(option, "at least 1", value));
         }
     }
-    let captures = read(&options.file, options.axes, device)?;
+    if let Some(scale) = options.scale.filter(|scale| !(*scale as f32).is_finite() || *scale == 0.0) {
+        return Err(Error::option("--scale", "a finite number other than 0", scale));
+    }
+    let mut captures = read(&options.file, options.axes, device)?;
+    if let Some(scale) = options.scale {
+        captures.iter_mut().for_each(|capture| capture.rescale(scale));
+    }
     let layouts = captures.iter().map(|capture| layout(options, capture)).collect::<Result<Vec<_>, _>>()?;
     writable_folder(&options.out)?;
     if let Some(save) = &options.save {

@@ -37,8 +37,13 @@ pub(super) fn page(report: &Report) -> String {
         }
         (true, None) => text += " It stays below through all captured steps: one anchor before them will do.",
     }
-    let mib = suggestion.cache_bytes as f64 / f64::from(1 << 20);
-    let _ = write!(text, " The cache of the whole model takes {mib:.1} MiB, with a residual in 16 bits.\n\n");
+    let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
+    let _ = write!(
+        text,
+        " The cache of the whole model takes {:.1} MiB with a residual in 16 bits, {:.1} MiB with one in 8.\n\n",
+        mib(suggestion.cache_bytes),
+        mib(suggestion.cache_bytes_in_8_bits)
+    );
     let mut heads = vec!["method", "density", "kept weight", "error, first step, no residual"];
     if several {
         heads.push("error, later steps");

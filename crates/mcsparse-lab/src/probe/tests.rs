@@ -36,6 +36,7 @@ fn options(folder: &Path) -> Options {
         group_size: 8,
         small_block: 4,
         grid: None,
+        scale: None,
         target: 0.1,
         layers: Some(30),
         branches: 2,
@@ -63,8 +64,11 @@ fn a_file_is_measured_and_a_density_suggested() {
     // With the residual of a step that is nearly the same, even the smallest density comes near.
     let suggestion = &report.suggestion;
     assert_eq!((suggestion.density, suggestion.reached, suggestion.refresh_before), (0.1, true, None));
-    // docs/method.md: 48 of 4 bytes, 6 groups of 5 keys, 48 x 8 of 2 bytes; for 2 heads, 30 layers, 2 branches.
-    assert_eq!(suggestion.cache_bytes, 2 * (48 * 4 + 6 * 5 * 4 + 48 * 8 * 2) * 30 * 2);
+    // docs/method.md: 48 of 4 bytes, 6 groups of a bit for each of 48 keys in words of 4 bytes, 48 x 8 of 2 bytes, or of 1 with
+    // a scale of 2 a row; for 2 heads, 30 layers, 2 branches.
+    assert_eq!(suggestion.cache_bytes, 2 * (48 * 4 + 6 * 2 * 4 + 48 * 8 * 2) * 30 * 2);
+    assert_eq!(suggestion.cache_bytes_in_8_bits, 2 * (48 * 4 + 6 * 2 * 4 + 48 * (8 + 2)) * 30 * 2);
+    assert!(text.contains("with a residual in 16 bits") && text.contains("with one in 8"), "{text}");
 
     let bytes = std::fs::read(folder.path().join("outputs.safetensors")).unwrap();
     let saved = SafeTensors::deserialize(&bytes).unwrap();
@@ -78,6 +82,31 @@ fn a_file_is_measured_and_a_density_suggested() {
     {
         assert!((dense - sparse - residual).abs() < 1e-5);
     }
+}
+
+/// A factor on the scores is as good as one on the queries; the default is `1 / sqrt(head_dim)`.
+#[test]
+fn a_scale_of_the_model_s_own_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    file(&folder.path().join("qkv.safetensors"), &[1, 2, 48, 8]);
+    let probe = |scale: Option<f64>| -> Report {
+        let options = Options { scale, ..options(folder.path()) };
+        run(&options, &Device::flex()).unwrap();
+        serde_json::from_str(&std::fs::read_to_string(folder.path().join("out/probe.json")).unwrap()).unwrap()
+    };
+    let (usual, named, flat) = (probe(None), probe(Some(8f64.powf(-0.5))), probe(Some(1e-4)));
+    for ((usual, named), flat) in usual.measured.iter().zip(&named.measured).zip(&flat.measured) {
+        assert!(usual.kept.iter().zip(&named.kept).all(|(a, b)| (a - b).abs() < 1e-5), "{usual:?} {named:?}");
+        // All keys weigh the same: single keys hold their share.
+        if flat.method == "MC-Sparse" && flat.density < 1.0 {
+            assert!(
+                flat.kept.iter().all(|kept| (kept - (flat.density * 48.0).round() / 48.0).abs() < 1e-2),
+                "{flat:?}"
+            );
+        }
+    }
+    let refused = run(&Options { scale: Some(0.0), ..options(folder.path()) }, &Device::flex()).unwrap_err();
+    assert_eq!(refused.to_string(), "--scale: expected a finite number other than 0, got 0");
 }
 
 #[test]

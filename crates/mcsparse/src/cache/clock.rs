@@ -1,6 +1,6 @@
 //! The step clock: which step and branch a call stands in, and every way to use it wrongly as an error.
 
-use crate::{Branch, Error, Plan};
+use crate::{Branch, Error, Plan, StepKind};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Clock {
@@ -10,11 +10,13 @@ pub(crate) struct Clock {
     branch: Option<Branch>,
     /// What already ran in the present step.
     done: Vec<(usize, Branch)>,
+    /// Anchors that were not planned.
+    drifted: Vec<usize>,
 }
 
 impl Clock {
     pub fn new(plan: Plan) -> Self {
-        Self { plan, step: None, announced: Vec::new(), branch: None, done: Vec::new() }
+        Self { plan, step: None, announced: Vec::new(), branch: None, done: Vec::new(), drifted: Vec::new() }
     }
 
     pub fn announce(&mut self, branches: Vec<Branch>) {
@@ -29,6 +31,23 @@ impl Clock {
         self.step = None;
         self.branch = None;
         self.done.clear();
+        self.drifted.clear();
+    }
+
+    /// The kind of `step`, anchors that were not planned included.
+    pub fn kind(&self, step: usize) -> Option<StepKind> {
+        if self.drifted.contains(&step) { Some(StepKind::Anchor) } else { self.plan.kind(step) }
+    }
+
+    /// Makes the present step an anchor.
+    pub fn refresh(&mut self) {
+        self.drifted.extend(self.step);
+    }
+
+    /// The latest anchor at or before `step`.
+    pub fn anchor_before(&self, step: usize) -> Option<usize> {
+        let drifted = self.drifted.iter().copied().filter(|&anchor| anchor <= step).max();
+        self.plan.anchor_before(step).max(drifted)
     }
 
     pub fn begin_step(&mut self, step: usize) -> Result<(), Error> {
@@ -53,7 +72,7 @@ impl Clock {
         if begun == steps {
             return Ok(());
         }
-        let reused = (0..begun).filter(|&s| self.plan.kind(s) == Some(crate::StepKind::Reuse)).count();
+        let reused = (0..begun).filter(|&s| self.kind(s) == Some(StepKind::Reuse)).count();
         Err(Error::Clock(format!("the run of {steps} steps stopped after {begun}, of which {reused} reused the cache")))
     }
 

@@ -11,8 +11,9 @@ use super::{
 };
 use crate::{Error, IndexFormat};
 
-/// Name and version. Version 1 had plain indices and residuals only.
-const FORMAT: &str = "mcsparse-cache-2";
+/// Name and version. Version 1 had plain indices and residuals only; version 2 no tails, and is read as having none.
+const FORMAT: &str = "mcsparse-cache-3";
+const BEFORE: &str = "mcsparse-cache-2";
 
 struct Stored {
     data: TensorData,
@@ -111,7 +112,7 @@ pub(super) fn load(path: &Path, model: Option<&str>, device: &Device) -> Result<
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| refuse(path, e))?;
     let metadata = header.metadata().clone().unwrap_or_default();
     match metadata.get("format") {
-        Some(format) if format == FORMAT => {}
+        Some(format) if format == FORMAT || format == BEFORE => {}
         other => return Err(refuse(path, format!("expected format {FORMAT}, got {other:?}"))),
     }
     match (model, metadata.get("model")) {

@@ -1,6 +1,7 @@
 //! The state that lives between steps: what anchors computed, the step clock and the report of the run.
 
 mod clock;
+mod drift;
 mod file;
 mod host;
 mod placement;
@@ -15,8 +16,9 @@ pub(crate) use slot::SlotShape;
 pub use slot::{Slot, SlotBytes, SlotKey};
 pub(crate) use stored::{KeyLists, Residual};
 
-use crate::{Branch, Error, McSparseConfig, Plan, RunReport, Schedule, StepKind};
+use crate::{Branch, Error, McSparseConfig, Plan, RunReport, Schedule, StepKind, report::DriftRecord};
 use clock::Clock;
+use drift::Drift;
 use host::HostSlot;
 use placement::HostStore;
 
@@ -28,6 +30,7 @@ use placement::HostStore;
 #[derive(Module, Debug)]
 pub struct MetaCache {
     slots: Vec<Slot>,
+    drift: Drift,
     #[module(skip)]
     clock: Clock,
     #[module(skip)]
@@ -68,6 +71,7 @@ impl MetaCache {
         let schedule = config.schedule.clone();
         Ok(Self {
             slots: Vec::new(),
+            drift: Drift::default(),
             clock,
             schedule,
             report: RunReport::default(),
@@ -105,7 +109,8 @@ impl MetaCache {
         self
     }
 
-    /// Moves the clock to `step`; call it once before each step, from 0 on.
+    /// Moves the clock to `step`; call it once before each step, from 0 on. Under a drift bound
+    /// ([`Schedule::with_drift_bound`]) it reads one number back from the device where the step before was a reuse step.
     ///
     /// # Errors
     ///
@@ -113,6 +118,17 @@ impl MetaCache {
     pub fn begin_step(&mut self, step: usize) -> Result<(), Error> {
         self.clock.begin_step(step)?;
         self.report.set_step(step);
+        let Some(bound) = self.schedule.drift_bound else { return Ok(()) };
+        if self.clock.kind(step) == Some(StepKind::Reuse)
+            && let Some(change) = self.drift.take()
+        {
+            let refreshed = change > bound;
+            if refreshed {
+                self.clock.refresh();
+            }
+            self.report.add_drift(DriftRecord { step, change, refreshed });
+        }
+        self.drift.forget();
         Ok(())
     }
 
@@ -138,13 +154,14 @@ impl MetaCache {
     /// Forgets all slots and the report and sets the clock back, for another run of the same plan.
     pub fn clear(&mut self) {
         self.slots.clear();
+        self.drift = Drift::default();
         self.host.clear();
         self.sequence.clear();
         self.clock.rewind();
         self.report = RunReport::default();
     }
 
-    /// The kind of every step.
+    /// The kind of every step as planned; [`RunReport::drift`] lists the anchors that came on top.
     pub fn plan(&self) -> &Plan {
         self.clock.plan()
     }
@@ -159,9 +176,11 @@ impl MetaCache {
         &self.slots
     }
 
-    /// Bytes that the cached tensors take, on the device and in host memory.
+    /// Bytes that the cached tensors take, on the device and in host memory, and those that watch the drift.
     pub fn size_in_bytes(&self) -> usize {
-        self.device_bytes() + self.host.slots().iter().map(|slot| slot.size_in_bytes()).sum::<usize>()
+        self.drift.size_in_bytes()
+            + self.device_bytes()
+            + self.host.slots().iter().map(|slot| slot.size_in_bytes()).sum::<usize>()
     }
 
     /// Bytes of the slots that stay on the device.
@@ -179,7 +198,7 @@ impl MetaCache {
             ));
         }
         let (step, branch) = self.clock.enter(layer)?;
-        let kind = self.clock.plan().kind(step).expect("the clock stays inside the plan");
+        let kind = self.clock.kind(step).expect("the clock stays inside the plan");
         Ok(Call { key: SlotKey { layer, branch }, step, kind })
     }
 
@@ -187,6 +206,11 @@ impl MetaCache {
     pub(crate) fn leave(&mut self, call: &Call, kind: StepKind) {
         self.clock.leave(call.key.layer);
         self.report.add_call(call.step, &call.key, kind);
+    }
+
+    /// What watches the drift, if the schedule asks for it.
+    pub(crate) fn drift_mut(&mut self) -> Option<&mut Drift> {
+        self.schedule.drift_bound.map(|_| &mut self.drift)
     }
 
     pub(crate) fn report_mut(&mut self) -> &mut RunReport {

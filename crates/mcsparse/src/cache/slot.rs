@@ -51,6 +51,9 @@ pub(crate) struct SlotShape {
     pub kept_keys: usize,
     /// Printed, so that a file keeps it exactly.
     pub scale: String,
+    /// Keys in a block of the tail, 0 without one: the residual is another one then.
+    #[serde(default)]
+    pub tail_block: usize,
 }
 
 /// What [`Slot::indices`] may take for temporary tensors where the backend has no kernel for it.
@@ -89,7 +92,7 @@ impl SlotShape {
         problem: &Problem,
     ) -> Result<(), Error> {
         let then = self;
-        let pairs: [(&'static str, String, String); 11] = [
+        let pairs: [(&'static str, String, String); 12] = [
             ("batch", then.batch.to_string(), now.batch.to_string()),
             ("heads", then.heads.to_string(), now.heads.to_string()),
             ("kv_heads", then.kv_heads.to_string(), now.kv_heads.to_string()),
@@ -101,6 +104,7 @@ impl SlotShape {
             ("sink suffix", then.sink_suffix.to_string(), now.sink_suffix.to_string()),
             ("kept keys", then.kept_keys.to_string(), now.kept_keys.to_string()),
             ("scale", then.scale.clone(), now.scale.clone()),
+            ("tail block", then.tail_block.to_string(), now.tail_block.to_string()),
         ];
         let device = device.filter(|device| *device != problem.device);
         let device = device.map(|device| ("device", format!("{device:?}"), format!("{:?}", problem.device)));

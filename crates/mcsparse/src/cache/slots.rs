@@ -8,7 +8,7 @@ use super::{
 use crate::{Error, IndexFormat, ResidualFormat, SlotRecord, check::Problem};
 
 impl MetaCache {
-    /// The slot that a reuse call reads, filled by the latest anchor of the plan or loaded from a file, on the device of
+    /// The slot that a reuse call reads, filled by the latest anchor or loaded from a file, on the device of
     /// `problem`.
     pub(crate) fn reused_slot(&mut self, call: &Call, shape: &SlotShape, problem: &Problem) -> Result<Slot, Error> {
         let on_device = self.slots.iter().find(|slot| slot.key() == &call.key);
@@ -44,7 +44,7 @@ impl MetaCache {
 
     fn no_slot(&self, call: &Call) -> Error {
         let mut others = self.sequence.iter().filter(|key| key.layer == call.key.layer);
-        let reason = match (self.clock.plan().anchor_before(call.step), others.next()) {
+        let reason = match (self.clock.anchor_before(call.step), others.next()) {
             (_, Some(other)) => format!("only {} was cached for this layer", other.branch),
             (Some(anchor), None) => format!("the anchor was step {anchor}, where this layer did not run"),
             (None, None) => "no anchor came before".into(),
@@ -52,9 +52,9 @@ impl MetaCache {
         Self::missing(call, reason)
     }
 
-    /// Refuses a slot that an anchor of the plan should have replaced.
+    /// Refuses a slot that an anchor should have replaced.
     fn check_age(&self, call: &Call, step: Option<usize>) -> Result<(), Error> {
-        match (step, self.clock.plan().anchor_before(call.step)) {
+        match (step, self.clock.anchor_before(call.step)) {
             (Some(step), Some(anchor)) if step < anchor => Err(Self::missing(
                 call,
                 format!("the slot is from step {step}, the refresh at step {anchor} was missed"),

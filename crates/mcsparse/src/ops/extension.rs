@@ -7,7 +7,7 @@ use burn::backend::{
 
 use crate::{
     IndexFormat, ResidualFormat,
-    reference::{GroupOptions, SelectOptions},
+    reference::{GroupOptions, SelectOptions, TailOptions},
 };
 
 /// What the sparse kernel does with its output and one more tensor; see [`super::Epilogue`].
@@ -15,7 +15,7 @@ use crate::{
 pub enum Finish {
     /// Stores the output.
     Output,
-    /// Stores output + other.
+    /// Stores output + factor * other.
     AddResidual,
     /// Stores other - output.
     ResidualOf,
@@ -81,8 +81,8 @@ pub trait McSparseOps: Backend {
     }
 
     /// Token-gather attention: output in the order of `query`, and log-sum-exp over the kept keys. `other` has the shape of
-    /// `query` and is read as `finish` says.
-    #[fusion(meta = |query, _key, _value, _order, _indices, _other, _finish, _group_size, _scale| metadata::attention(query))]
+    /// `query` and is read as `finish` says; `factor` is that of a residual that is added.
+    #[fusion(meta = |query, _key, _value, _order, _indices, _other, _finish, _factor, _group_size, _scale| metadata::attention(query))]
     #[allow(clippy::too_many_arguments)]
     fn mc_sparse_attention(
         query: FloatTensor<Self>,
@@ -92,10 +92,31 @@ pub trait McSparseOps: Backend {
         indices: IntTensor<Self>,
         other: FloatTensor<Self>,
         finish: Finish,
+        factor: f32,
         group_size: usize,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         no_kernel::<Self, _>("sparse attention")
+    }
+
+    /// What the keys weigh that are not kept: `sparse` and `lse`, as [`McSparseOps::mc_sparse_attention`] returns them without
+    /// another tensor, for all keys. `other`, `finish` and `factor` as there.
+    #[fusion(meta = |query, _key, _value, _order, _indices, _sparse, _lse, _other, _finish, _factor, _options| metadata::attention(query))]
+    #[allow(clippy::too_many_arguments)]
+    fn mc_add_tail(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        order: IntTensor<Self>,
+        indices: IntTensor<Self>,
+        sparse: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        other: FloatTensor<Self>,
+        finish: Finish,
+        factor: f32,
+        options: TailOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        no_kernel::<Self, _>("tail by block means")
     }
 
     /// Ascending lists of keys below `keys` to a stored form; see [`crate::reference::pack_indices`].

@@ -8,6 +8,7 @@ mod formats;
 mod linear;
 mod merge;
 mod route;
+mod tail;
 
 use burn::tensor::{Int, Tensor};
 
@@ -23,6 +24,8 @@ pub use formats::{decode_residual, encode_residual, expand_indices, pack_indices
 pub use linear::{linear, linear_route};
 pub use merge::merge_parts;
 pub use route::{Kernels, Route, Stage, route};
+pub use tail::add_tail;
+pub(crate) use tail::tail_workspace;
 
 /// The parameters of token-gather attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,8 +46,24 @@ pub enum Epilogue {
     Output,
     /// The output plus this residual: what a reuse step returns.
     AddResidual(Tensor<4>),
+    /// The output plus this residual times a factor: what a reuse step returns whose residual has aged, see
+    /// [`crate::ResidualGain`].
+    AddScaledResidual(Tensor<4>, f32),
     /// This dense output less the sparse one: the residual that an anchor step stores.
     ResidualOf(Tensor<4>),
+}
+
+#[cfg(any(feature = "flex", feature = "cube"))]
+impl Epilogue {
+    /// As operations take it. Where there is no other tensor, `unread` stands in its place: an operation has a fixed number.
+    fn parts(self, unread: &Tensor<4>) -> (Finish, Tensor<4>, f32) {
+        match self {
+            Self::Output => (Finish::Output, unread.clone(), 1.0),
+            Self::AddResidual(residual) => (Finish::AddResidual, residual, 1.0),
+            Self::AddScaledResidual(residual, factor) => (Finish::AddResidual, residual, factor),
+            Self::ResidualOf(dense) => (Finish::ResidualOf, dense, 1.0),
+        }
+    }
 }
 
 /// Dense attention and its log-sum-exp; shapes as in [`reference::dense_attention`].
@@ -119,12 +138,7 @@ pub fn sparse_attention(
     match route {
         #[cfg(any(feature = "flex", feature = "cube"))]
         Route::Kernel { .. } => {
-            let (finish, other) = match epilogue {
-                // Unread; an operation has a fixed number of tensors.
-                Epilogue::Output => (Finish::Output, query.clone()),
-                Epilogue::AddResidual(residual) => (Finish::AddResidual, residual),
-                Epilogue::ResidualOf(dense) => (Finish::ResidualOf, dense),
-            };
+            let (finish, other, factor) = epilogue.parts(&query);
             let (output, lse) = <Dispatch as McSparseOps>::mc_sparse_attention(
                 query.into_dispatch(),
                 key.into_dispatch(),
@@ -133,6 +147,7 @@ pub fn sparse_attention(
                 indices.into_dispatch(),
                 other.into_dispatch(),
                 finish,
+                factor,
                 options.group_size,
                 options.scale,
             );

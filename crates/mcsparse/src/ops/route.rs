@@ -17,6 +17,8 @@ pub enum Stage {
     Select,
     /// Token-gather attention.
     Sparse,
+    /// What the keys weigh that are not kept, by the means of their blocks.
+    Tail,
     /// Key lists and residual to their stored forms.
     Encode,
     /// Key lists and residual from their stored forms.
@@ -30,6 +32,7 @@ impl fmt::Display for Stage {
             Stage::Group => "grouping",
             Stage::Select => "selection",
             Stage::Sparse => "sparse attention",
+            Stage::Tail => "tail by block means",
             Stage::Encode => "cache encoding",
             Stage::Decode => "cache decoding",
         })

@@ -34,19 +34,29 @@ pub fn dense_attention(
     for start in (0..problem.queries).step_by(chunk) {
         let end = (start + chunk).min(problem.queries);
         let rows = query.clone().slice_dim(2, start..end).cast(DType::F32).mul_scalar(scale);
-        let (output, lse) = attend(rows, keys_t.clone(), values.clone());
+        let (output, lse) = attend(rows, keys_t.clone(), values.clone(), None);
         outputs.push(output.cast(problem.dtype));
         lses.push(lse.squeeze_dim::<3>(3));
     }
     (Tensor::cat(outputs, 2), Tensor::cat(lses, 2))
 }
 
-/// Softmax attention of already scaled `rows` over transposed keys; the log-sum-exp keeps a last axis of one.
-pub(super) fn attend(rows: Tensor<4>, keys_t: Tensor<4>, values: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
+/// Softmax attention of already scaled `rows` over transposed keys, `bias` added to the scores; the log-sum-exp keeps a last
+/// axis of one.
+pub(super) fn attend<const D: usize>(
+    rows: Tensor<D>,
+    keys_t: Tensor<D>,
+    values: Tensor<D>,
+    bias: Option<Tensor<D>>,
+) -> (Tensor<D>, Tensor<D>) {
     let scores = product(rows, keys_t);
-    let max = scores.clone().max_dim(3);
+    let scores = match bias {
+        Some(bias) => scores + bias,
+        None => scores,
+    };
+    let max = scores.clone().max_dim(D - 1);
     let weights = (scores - max.clone()).exp();
-    let sum = weights.clone().sum_dim(3);
+    let sum = weights.clone().sum_dim(D - 1);
     (product(weights, values) / sum.clone(), max + sum.log())
 }
 

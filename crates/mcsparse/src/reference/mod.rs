@@ -9,9 +9,10 @@ mod codes;
 mod dense;
 mod group;
 mod lists;
-mod rows;
+pub(crate) mod rows;
 mod select;
 mod sparse;
+mod tail;
 mod top_k;
 
 pub use codes::{decode_residual, encode_residual};
@@ -22,4 +23,5 @@ pub use group::{GroupOptions, group_queries};
 pub use lists::{expand_indices, pack_indices};
 pub use select::{SelectOptions, attention_mass, select_keys};
 pub use sparse::sparse_attention;
+pub use tail::{TailOptions, add_tail};
 pub use top_k::{partition_indices, top_k_indices};

@@ -55,7 +55,7 @@ pub fn sparse_attention(
         let rows = sorted.clone().slice_dim(1, row..row + count * size).reshape([z, count, size, head_dim]);
         let chosen = indices.clone().slice_dim(1, first..first + count).reshape([z, count * kept]);
         let gather = |from: &SharedRows| from.take(chosen.clone()).reshape([z, count, kept, head_dim]);
-        let (output, lse) = attend(rows, gather(&keys).swap_dims(2, 3), gather(&values));
+        let (output, lse) = attend(rows, gather(&keys).swap_dims(2, 3), gather(&values), None);
         outputs.push(output.reshape([z, count * size, head_dim]));
         lses.push(lse.reshape([z, count * size, 1]));
     };
@@ -69,12 +69,17 @@ pub fn sparse_attention(
     let place = invert(order);
     let output = take_rows(Tensor::cat(outputs, 1), place.clone()).reshape([batch, heads, queries, head_dim]);
     let lse = take_rows(Tensor::cat(lses, 1), place).reshape([batch, heads, queries]);
-    let output = match epilogue {
+    (finish(output, epilogue).cast(problem.dtype), lse)
+}
+
+/// An output in f32 with what the epilogue makes of it.
+pub(super) fn finish(output: Tensor<4>, epilogue: Epilogue) -> Tensor<4> {
+    match epilogue {
         Epilogue::Output => output,
         Epilogue::AddResidual(residual) => output + residual.cast(DType::F32),
+        Epilogue::AddScaledResidual(residual, factor) => output + residual.cast(DType::F32).mul_scalar(factor),
         Epilogue::ResidualOf(dense) => dense.cast(DType::F32) - output,
-    };
-    (output.cast(problem.dtype), lse)
+    }
 }
 
 /// Key or value rows, one set for each key/value head, addressed by query head without repeating them.

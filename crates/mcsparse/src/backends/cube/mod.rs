@@ -12,6 +12,7 @@ mod linear;
 mod matrix_units;
 mod radix;
 mod select;
+mod tail;
 mod tier;
 mod tile;
 
@@ -30,14 +31,15 @@ use cubecl::{
     prelude::*,
 };
 
+use attend::Ending;
 use select::{column_sums, partition};
-use tier::Choice;
+use tier::{Choice, Tier};
 
 use crate::{
     IndexFormat, ResidualFormat,
     check::Problem,
     ops::{Finish, McSparseOps, Route, Stage},
-    reference::{GroupOptions, SelectOptions},
+    reference::{GroupOptions, SelectOptions, TailOptions},
 };
 
 /// Cubes along the first axis of a launch, below the WebGPU limit of 65,535; more go along the second.
@@ -65,6 +67,12 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             fits(hardware, tile::UNITS, column_sums::SHARED_BYTES.max(partition::SHARED_BYTES))?;
             let Choice { tier, declined } = tier::choose(client.properties(), problem.dtype, problem.head_dim)?;
             Ok(Route::Kernel { name: select::name(tier), declined })
+        }
+        Stage::Tail => {
+            fits(hardware, formats::UNITS, 0)?;
+            let Choice { tier, declined } =
+                tier::choose_from(Tier::Matrix, client.properties(), problem.dtype, problem.head_dim)?;
+            Ok(Route::Kernel { name: attend::name_of_means(tier), declined })
         }
         Stage::Encode | Stage::Decode => {
             fits(hardware, formats::UNITS, formats::SHARED_BYTES)?;
@@ -100,8 +108,8 @@ pub(super) fn workspace(
     match stage {
         // Everything that is not output stays in registers and shared memory.
         Stage::Dense | Stage::Sparse | Stage::Encode => Some(0),
-        // What it makes is the temporary memory; how much depends on the formats, which the caller knows.
-        Stage::Decode => None,
+        // What they make is the temporary memory; how much depends on settings that the caller knows.
+        Stage::Decode | Stage::Tail => None,
         Stage::Group => {
             let options = GroupOptions { group_size, power_iterations: 0, seed: 0, workspace_bytes };
             Some(group::workspace_bytes(&device.client(), problem, &options))
@@ -179,7 +187,7 @@ impl McSparseOps for CubeBackend {
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (lists, unread) = (attend::Lists::none(&query), query.clone());
-        attend::attend(query, key, value, lists, (Finish::Output, unread), scale as f32)
+        attend::attend(query, key, value, lists, Ending::output(unread), scale as f32)
     }
 
     fn mc_sparse_attention(
@@ -190,11 +198,29 @@ impl McSparseOps for CubeBackend {
         indices: IntTensor<Self>,
         other: FloatTensor<Self>,
         finish: Finish,
+        factor: f32,
         group_size: usize,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let lists = attend::Lists::gathered(order, indices, group_size);
-        attend::attend(query, key, value, lists, (finish, other), scale as f32)
+        attend::attend(query, key, value, lists, Ending { finish, other, factor, before: None }, scale as f32)
+    }
+
+    fn mc_add_tail(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        order: IntTensor<Self>,
+        indices: IntTensor<Self>,
+        sparse: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        other: FloatTensor<Self>,
+        finish: Finish,
+        factor: f32,
+        options: TailOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let tensors = tail::Tensors { query, key, value, order, indices, sparse, lse, other };
+        tail::add_tail(tensors, finish, factor, &options)
     }
 
     fn mc_pack_indices(indices: IntTensor<Self>, format: IndexFormat, keys: usize) -> IntTensor<Self> {

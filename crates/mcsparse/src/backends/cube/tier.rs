@@ -66,8 +66,18 @@ pub(super) struct Choice {
 
 /// The fastest tier that the device has for `dtype` and `head_dim`, or what it lacks even for the slowest.
 pub(super) fn choose(properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<Choice, String> {
+    choose_from(Tier::Warpgroup, properties, dtype, head_dim)
+}
+
+/// The same for a kernel whose fastest form is that of `fastest`.
+pub(super) fn choose_from(
+    fastest: Tier,
+    properties: &DeviceProperties,
+    dtype: DType,
+    head_dim: usize,
+) -> Result<Choice, String> {
     let mut declined = Vec::new();
-    for tier in Tier::ALL {
+    for tier in Tier::ALL.into_iter().filter(|tier| *tier >= fastest) {
         match tier.takes(properties, dtype, head_dim).and_then(|()| tier.allowed()) {
             Ok(()) => return Ok(Choice { tier, declined }),
             Err(reason) => declined.push(reason),

@@ -8,6 +8,7 @@ mod group;
 mod math;
 mod rows;
 mod select;
+mod tail;
 
 use burn::backend::{
     Flex,
@@ -19,7 +20,7 @@ use crate::{
     IndexFormat, ResidualFormat,
     check::Problem,
     ops::{Finish, McSparseOps, Route, Stage},
-    reference::{GroupOptions, SelectOptions},
+    reference::{GroupOptions, SelectOptions, TailOptions},
 };
 use rows::{Rows, floats, index_values, indices};
 
@@ -30,8 +31,17 @@ pub(super) fn supports(stage: Stage, _problem: &Problem) -> Result<Route, String
         Stage::Group => "cpu pddp",
         Stage::Select => "cpu column sums",
         Stage::Sparse => "cpu gathered tiles",
+        Stage::Tail => "cpu block means",
         Stage::Encode | Stage::Decode => "cpu cache formats",
     }))
+}
+
+/// Rows, a factor on them and a sign of the output, which is added.
+fn epilogue<'a>(other: &'a Rows<'a>, finish: Finish, factor: f32) -> (&'a Rows<'a>, f32, f32) {
+    match finish {
+        Finish::ResidualOf => (other, 1.0, -1.0),
+        _ => (other, factor, 1.0),
+    }
 }
 
 impl McSparseOps for Flex {
@@ -89,6 +99,7 @@ impl McSparseOps for Flex {
         indices: IntTensor<Self>,
         other: FloatTensor<Self>,
         finish: Finish,
+        factor: f32,
         group_size: usize,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
@@ -98,13 +109,43 @@ impl McSparseOps for Flex {
         let (order, indices) = (index_values(&order), index_values(&indices));
         let groups = attend::Groups { order: &order, indices: &indices, group_size };
         let other = (finish != Finish::Output).then(|| Rows::new(&other));
-        let epilogue = other.as_ref().map(|other| (other, if finish == Finish::AddResidual { 1.0 } else { -1.0 }));
+        let epilogue = other.as_ref().map(|other| epilogue(other, finish, factor));
         let (output, lse) = attend::sparse(&query, &key, &value, groups, epilogue, scale as f32);
         (
             floats(output, &[batch, heads, queries, dim], dtype),
             floats(lse, &[batch, heads, queries], burn::tensor::DType::F32),
         )
     }
+
+    fn mc_add_tail(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        order: IntTensor<Self>,
+        indices: IntTensor<Self>,
+        sparse: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        other: FloatTensor<Self>,
+        finish: Finish,
+        factor: f32,
+        options: TailOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let dtype = query.dtype();
+        let (query, key, value, sparse) = (Rows::new(&query), Rows::new(&key), Rows::new(&value), Rows::new(&sparse));
+        let [batch, heads, queries, dim] = query.dims;
+        let (order, indices) = (index_values(&order), index_values(&indices));
+        let groups = attend::Groups { order: &order, indices: &indices, group_size: options.group_size };
+        let lse = lse.to_contiguous();
+        let lse = &lse.storage::<f32>()[lse.layout().start_offset()..][..batch * heads * queries];
+        let other = (finish != Finish::Output).then(|| Rows::new(&other));
+        let epilogue = other.as_ref().map(|other| epilogue(other, finish, factor));
+        let (output, lse) = tail::add(&query, [&key, &value], groups, (&sparse, lse), epilogue, &options);
+        (
+            floats(output, &[batch, heads, queries, dim], dtype),
+            floats(lse, &[batch, heads, queries], burn::tensor::DType::F32),
+        )
+    }
+
     fn mc_pack_indices(indices: IntTensor<Self>, format: IndexFormat, keys: usize) -> IntTensor<Self> {
         let [batch, heads, groups, kept] = indices.layout().shape().dims();
         let packed = formats::pack(&index_values(&indices), format, keys, kept);

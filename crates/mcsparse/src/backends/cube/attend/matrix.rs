@@ -46,7 +46,7 @@ pub(super) fn launch(
     let head_dim = query.meta.shape()[3];
     let vector_size = matrix_units::vector_size(&[&query, &key, &value]);
     let tile = Tile { async_copy: tile.async_copy && vector_size == CHUNK, ..tile };
-    let gathered = lists.group_size.is_some();
+    let keys = lists.keys;
     // SAFETY: every access stays inside the tensors whose strides and sizes are passed: the shapes fit each other, rows and
     // keys are bounded by the sizes, the kernel clamps what order and indices hold, and vectors are read only where aligned.
     unsafe {
@@ -67,7 +67,7 @@ pub(super) fn launch(
             sizes,
             tile,
             head_dim,
-            gathered,
+            keys,
             finish,
             dtype_to_storage_type(dtype),
         );

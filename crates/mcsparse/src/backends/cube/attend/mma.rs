@@ -1,4 +1,4 @@
-//! Attention of a tile of queries over all keys or over gathered ones: the tier with matrix units (`mma.sync`).
+//! Attention of a tile of queries over all keys, over gathered ones or over counted ones: the tier with matrix units (`mma.sync`).
 //!
 //! One cube of [`Tile::planes`] planes takes 16 or 32 queries a plane of one group. Keys and values pass through two buffers
 //! of shared memory, the next tile on its way while this one is computed ([`super::tiles`]). Scores never leave registers:
@@ -11,8 +11,8 @@ use cubecl::{
 
 use super::{
     super::fragment::{BLOCK, C2, C8, CHUNK, Operand, PLANE, Sums, left, load_chunk, right, row_sum, zero_sums},
-    shape::Sizes,
-    softmax::{Rows, forget_past, weights},
+    shape::{Keys, Sizes},
+    softmax::{Rows, forget_past, join, weigh, weights},
     store::store,
     tiles::Tiles,
 };
@@ -73,7 +73,7 @@ pub(in super::super) fn attend<E: Float, N: Size>(
     sizes: Sizes,
     #[comptime] tile: Tile,
     #[comptime] dim: usize,
-    #[comptime] gathered: bool,
+    #[comptime] keys: Keys,
     #[comptime] finish: Finish,
     #[define(E)] _dtype: ElemType,
 ) {
@@ -108,6 +108,7 @@ pub(in super::super) fn attend<E: Float, N: Size>(
 
     let key_base = batch as usize * key.stride(0) + kv_head * key.stride(1);
     let value_base = batch as usize * value.stride(0) + kv_head * value.stride(1);
+    let gathered = comptime!(keys == Keys::Listed);
     let mut buffers = Tiles::<E>::new(tile, dim);
     buffers.look_up(indices, list, 0u32, sizes.keys, sizes.all_keys, tile, dim, gathered);
     buffers.fetch::<N>(key, key_base, value, value_base, 0usize, tile, dim);
@@ -120,9 +121,17 @@ pub(in super::super) fn attend<E: Float, N: Size>(
     #[unroll]
     for i in 0..comptime!(2 * strips) {
         token[i] = min(place + comptime!(8 * i as u32), end - 1);
-        if comptime!(gathered) {
+        if comptime!(keys.grouped()) {
             // Lists are clamped wherever they are read: a wrong one gives wrong values, never foreign memory.
             token[i] = min(order[of_head + token[i] as usize] as u32, sizes.queries - 1);
+        }
+    }
+    // What is in the log-sum-exp is read before the first barrier and written after the last.
+    let mut before = Array::<f32>::new(comptime!(2 * strips));
+    if comptime!(keys == Keys::Counted) {
+        #[unroll]
+        for i in 0..comptime!(2 * strips) {
+            before[i] = lse[of_head + token[i] as usize];
         }
     }
     let query_base = batch as usize * query.stride(0) + head as usize * query.stride(1);
@@ -187,7 +196,11 @@ pub(in super::super) fn attend<E: Float, N: Size>(
                 }
             }
         }
-        forget_past(&mut scores, sizes.keys - start, c, tile);
+        if comptime!(keys == Keys::Counted) {
+            weigh(&mut scores, indices, list + start as usize, sizes.keys - start, c, exponent, tile);
+        } else {
+            forget_past(&mut scores, sizes.keys - start, c, tile);
+        }
         #[unroll]
         for i in 0..comptime!(2 * strips) {
             let shrink = rows.rise(&scores, i, exponent, tile);
@@ -240,9 +253,12 @@ pub(in super::super) fn attend<E: Float, N: Size>(
         if place + comptime!(8 * i as u32) < end {
             let token = token[i] as usize;
             let other_row = other_base + token * other.stride(2);
-            store::<E>(&out, i, sum, of_head + token, other, other_row, output, c, dim, finish);
+            let top = rows.top[i] * sizes.scale.abs();
+            let (mine, theirs, log_sum) = join(top, sum, before[i], keys);
+            let at = of_head + token;
+            store::<E>(&out, i, mine, theirs, at, other, other_row, sizes.factor, output, c, dim, finish, keys);
             if c == 0 {
-                lse[of_head + token] = rows.top[i] * sizes.scale.abs() + sum.ln();
+                lse[of_head + token] = log_sum;
             }
         }
     }

@@ -16,7 +16,7 @@ use burn::{
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use self::shape::{SizesLaunch, Tile};
+use self::shape::{Keys, SizesLaunch, Tile};
 use super::{
     CUBES_X, empty,
     tier::{self, Tier},
@@ -38,38 +38,73 @@ pub(super) fn name(tier: Tier, gathered: bool) -> &'static str {
     }
 }
 
+/// The same for block means, which take no kernel of their own.
+pub(super) fn name_of_means(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Warpgroup | Tier::Matrix => "cube block means, matrix tiles",
+        Tier::Planes => "cube block means, plane tiles",
+        Tier::Shared => "cube block means, shared-memory tiles",
+    }
+}
+
 /// Which keys each query attends to.
 pub(super) struct Lists {
     order: CubeTensor,
+    /// The keys of each group, or how many keys each one stands for, see [`Keys::Counted`].
     indices: CubeTensor,
     /// Queries in a group; `None` for dense attention.
     group_size: Option<usize>,
+    keys: Keys,
 }
 
 impl Lists {
     /// All of them. The kernel has two index arguments all the same; they stay unread.
     pub fn none(like: &CubeTensor) -> Self {
         let unread = empty(like, &[1], DType::I32);
-        Self { order: unread.clone(), indices: unread, group_size: None }
+        Self { order: unread.clone(), indices: unread, group_size: None, keys: Keys::All }
     }
 
     /// Those of the query's group.
     pub fn gathered(order: CubeTensor, indices: CubeTensor, group_size: usize) -> Self {
-        let packed = |tensor: CubeTensor| {
-            assert_eq!(tensor.dtype, DType::I32, "indices: expected 32-bit integers");
-            into_contiguous(tensor)
-        };
-        Self { order: packed(order), indices: packed(indices), group_size: Some(group_size) }
+        Self { order: packed(order), indices: packed(indices), group_size: Some(group_size), keys: Keys::Listed }
+    }
+
+    /// All keys, each as many times as `log_counts` says for the query's group, see [`Keys::Counted`].
+    pub fn counted(order: CubeTensor, log_counts: CubeTensor, group_size: usize) -> Self {
+        Self { order: packed(order), indices: packed(log_counts), group_size: Some(group_size), keys: Keys::Counted }
     }
 }
 
-/// Output in the order and dtype of `query`, with `other` as `finish` says, and log-sum-exp.
+fn packed(tensor: CubeTensor) -> CubeTensor {
+    assert_eq!(tensor.dtype, DType::I32, "indices: expected 32-bit integers");
+    into_contiguous(tensor)
+}
+
+/// What becomes of the output.
+pub(super) struct Ending {
+    pub finish: Finish,
+    /// Unread if the output is stored alone.
+    pub other: CubeTensor,
+    /// On a residual that is added.
+    pub factor: f32,
+    /// What the output and the log-sum-exp hold already, where keys are counted: they are written over.
+    pub before: Option<(CubeTensor, CubeTensor)>,
+}
+
+impl Ending {
+    /// The output alone.
+    pub fn output(unread: CubeTensor) -> Self {
+        Self { finish: Finish::Output, other: unread, factor: 1.0, before: None }
+    }
+}
+
+/// Output in the order and dtype of `query`, with another tensor as `ending` says, and log-sum-exp.
 pub(super) fn attend(
     query: CubeTensor,
     key: CubeTensor,
     value: CubeTensor,
     lists: Lists,
-    (finish, other): (Finish, CubeTensor),
+    ending: Ending,
     scale: f32,
 ) -> (CubeTensor, CubeTensor) {
     let [batch, heads, queries, dim] = query.shape().dims();
@@ -81,6 +116,7 @@ pub(super) fn attend(
         value.shape(),
         query.shape()
     );
+    let Ending { finish, other, factor, before } = ending;
     let dtype = query.dtype;
     assert!(key.dtype == dtype && value.dtype == dtype, "attention: query, key and value must share a dtype");
     assert!(
@@ -104,10 +140,15 @@ pub(super) fn attend(
         );
         assert!(kept > 0, "indices: expected at least one key");
         keys = kept;
+        assert!(lists.keys == Keys::Listed || kept == all_keys, "counts: expected one for each of {all_keys} keys");
     }
     let client = query.client.clone();
     let properties = client.properties();
-    let tier = tier::choose(properties, dtype, dim).unwrap_or_else(|reason| panic!("attention: {reason}")).tier;
+    let chosen = match lists.keys {
+        Keys::Counted => tier::choose_from(Tier::Matrix, properties, dtype, dim),
+        _ => tier::choose(properties, dtype, dim),
+    };
+    let tier = chosen.unwrap_or_else(|reason| panic!("attention: {reason}")).tier;
     let simt = Tile::new(group_size, tier, properties.hardware.max_shared_memory_size);
     let matrix =
         (tier == Tier::Matrix).then(|| matrix::tile(properties, dim, group_size).expect("the tier was chosen"));
@@ -122,8 +163,15 @@ pub(super) fn attend(
     let cubes = batch * heads * groups * tiles_per_group;
     let cubes_x = cubes.min(CUBES_X);
     let cube_count = CubeCount::Static(cubes_x as u32, cubes.div_ceil(cubes_x) as u32, 1);
-    let output = empty(&query, &[batch, heads, queries, dim], dtype);
-    let lse = empty(&query, &[batch, heads, queries], DType::F32);
+    let (output, lse) = before.unwrap_or_else(|| {
+        (empty(&query, &[batch, heads, queries, dim], dtype), empty(&query, &[batch, heads, queries], DType::F32))
+    });
+    assert!(
+        output.shape() == query.shape() && output.dtype == dtype && lse.shape().dims() == [batch, heads, queries],
+        "attention: what the output holds already, {:?}, does not go with query {:?}",
+        output.shape(),
+        query.shape()
+    );
     let tensors = [&query, &key, &value, &lists.indices, &other, &output];
     let address = tensors.map(CubeTensor::required_address_type).into_iter().max().unwrap_or_default();
     let sizes = SizesLaunch::new(
@@ -137,6 +185,7 @@ pub(super) fn attend(
         batch as u32,
         (heads / kv_heads) as u32,
         scale,
+        factor,
     );
     if let Some(tile) = warpgroup {
         let results = (output.clone(), lse.clone());
@@ -167,7 +216,7 @@ pub(super) fn attend(
             sizes,
             simt,
             dim,
-            lists.group_size.is_some(),
+            lists.keys,
             finish,
             dtype_to_storage_type(dtype),
         );

@@ -10,6 +10,25 @@ use super::super::{
 /// The least bytes of shared memory that every problem can do with.
 pub(in super::super) const SHARED_BYTES: usize = Tile { rows: 4, slice: 4, planes: false }.shared_bytes();
 
+/// Which keys a group attends to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(in super::super) enum Keys {
+    /// All, and there is one group of all queries as they come.
+    All,
+    /// Those of the group's list.
+    Listed,
+    /// All, each as many times as the group's list says, in one softmax with what the output and the log-sum-exp hold already.
+    /// The list holds the bits of the natural logarithm in f32, or of a number below zero for none.
+    Counted,
+}
+
+impl Keys {
+    /// Whether queries are those of the group.
+    pub const fn grouped(self) -> bool {
+        !matches!(self, Keys::All)
+    }
+}
+
 /// How a cube cuts its work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Tile {
@@ -76,4 +95,6 @@ pub(super) struct Sizes {
     /// Query heads for each key/value head.
     pub heads_per_kv: u32,
     pub scale: f32,
+    /// On a residual that is added.
+    pub factor: f32,
 }

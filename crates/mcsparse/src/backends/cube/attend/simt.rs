@@ -1,4 +1,4 @@
-//! Attention of a tile of queries over all keys or over gathered ones, without matrix units.
+//! Attention of a tile of queries over all keys, over gathered ones or over counted ones, without matrix units.
 //!
 //! One cube of [`UNITS`] units takes [`Tile::queries`] queries of one group and goes through the keys [`TILE_KEYS`] at a time:
 //! each unit computes the scores of some queries and keys in registers, the weights go through shared memory, and each unit
@@ -9,7 +9,8 @@ use cubecl::prelude::*;
 
 use super::{
     super::tile::{KEYS, SIDE, TILE_KEYS, UNITS, V, VECTOR, add_products, load, query_of},
-    shape::{Sizes, Tile, WEIGHTS_PITCH},
+    shape::{Keys, Sizes, Tile, WEIGHTS_PITCH},
+    softmax::join,
 };
 use crate::ops::Finish;
 
@@ -26,7 +27,7 @@ pub(super) fn attend<E: Float>(
     sizes: Sizes,
     #[comptime] tile: Tile,
     #[comptime] dim: usize,
-    #[comptime] gathered: bool,
+    #[comptime] keys: Keys,
     #[comptime] finish: Finish,
     #[define(E)] _dtype: ElemType,
 ) {
@@ -61,6 +62,15 @@ pub(super) fn attend<E: Float>(
     let (y, x) = (unit / comptime!(SIDE), unit % comptime!(SIDE));
     let mut stage = Shared::<[Vector<f32, V>]>::new_slice(comptime!(tile.stage()));
     let mut weights = Shared::<[Vector<f32, V>]>::new_slice(comptime!(tile.queries() * WEIGHTS_PITCH));
+    // What is in the log-sum-exp is read before the first barrier and written after the last.
+    let mut before = Array::<f32>::new(rows);
+    if comptime!(keys == Keys::Counted) {
+        #[unroll]
+        for i in 0..rows {
+            let place = first + (y + comptime!(i * SIDE)) as u32;
+            before[i] = lse[places + query_at(order, places, place, end, sizes.queries, true)];
+        }
+    }
     let mut top = Array::<f32>::new(rows);
     let mut sum = Array::<f32>::new(rows);
     let mut accumulator = Array::<Vector<f32, V>>::new(comptime!(rows * columns));
@@ -89,7 +99,7 @@ pub(super) fn attend<E: Float>(
             let mut i = unit;
             while i < comptime!(tile.queries() * slice) {
                 let (line, column) = (i / slice, i % slice);
-                let token = query_at(order, places, first + line as u32, end, sizes.queries, gathered);
+                let token = query_at(order, places, first + line as u32, end, sizes.queries, comptime!(keys.grouped()));
                 let row = query_head + token * query.stride(2);
                 stage[line * comptime!(tile.pitch()) + column] =
                     load(query, row, from + column * comptime!(VECTOR), dim, whole) * Vector::new(sizes.scale);
@@ -100,7 +110,8 @@ pub(super) fn attend<E: Float>(
                 let (line, column) = (i / slice, i % slice);
                 // Dealt out so that the keys of a unit are neighbours while its reads spread over the banks.
                 let j = (line % comptime!(SIDE) * comptime!(KEYS) + line / comptime!(SIDE)) as u32;
-                let token = key_at(indices, list, start, min(j, count - 1), sizes.all_keys, gathered);
+                let token =
+                    key_at(indices, list, start, min(j, count - 1), sizes.all_keys, comptime!(keys == Keys::Listed));
                 let row = key_head + token * key.stride(2);
                 stage[(line + comptime!(tile.queries())) * comptime!(tile.pitch()) + column] =
                     load(key, row, from + column * comptime!(VECTOR), dim, whole);
@@ -112,14 +123,28 @@ pub(super) fn attend<E: Float>(
             from += comptime!(slice * VECTOR);
         }
 
+        let mut log_counts = Array::<f32>::new(comptime!(KEYS));
+        #[unroll]
+        for j in 0..comptime!(KEYS) {
+            let key = (x * comptime!(KEYS) + j) as u32;
+            log_counts[j] = log_count(indices, list + start as usize, key, count, keys);
+            if comptime!(keys == Keys::Counted) {
+                #[unroll]
+                for i in 0..rows {
+                    scores[comptime!(i * KEYS + j)] += log_counts[j];
+                }
+            }
+        }
         let mut new_top = Array::<f32>::new(rows);
         #[unroll]
         for i in 0..rows {
             new_top[i] = top[i];
             #[unroll]
             for j in 0..comptime!(KEYS) {
-                let inside = (x * comptime!(KEYS) + j) < count as usize;
-                new_top[i] = max(new_top[i], select(inside, scores[comptime!(i * KEYS + j)], f32::new(-3.0e38)));
+                new_top[i] = max(
+                    new_top[i],
+                    select(log_counts[j] >= 0.0f32, scores[comptime!(i * KEYS + j)], f32::new(-3.0e38)),
+                );
             }
         }
         across_row(&mut new_top, &mut stage, y, tile, false);
@@ -135,8 +160,8 @@ pub(super) fn attend<E: Float>(
             let mut weight = Vector::<f32, V>::new(0.0f32);
             #[unroll]
             for j in 0..comptime!(KEYS) {
-                let inside = (x * comptime!(KEYS) + j) < count as usize;
-                let this = select(inside, (scores[comptime!(i * KEYS + j)] - top[i]).exp(), f32::new(0.0));
+                let this =
+                    select(log_counts[j] >= 0.0f32, (scores[comptime!(i * KEYS + j)] - top[i]).exp(), f32::new(0.0));
                 sum[i] += this;
                 weight.insert(j, this);
             }
@@ -152,7 +177,7 @@ pub(super) fn attend<E: Float>(
                 let mut vector = Vector::<f32, V>::new(0.0f32);
                 // Zero past the last key: its weight is zero, but not times infinity.
                 if j < count {
-                    let token = key_at(indices, list, start, j, sizes.all_keys, gathered);
+                    let token = key_at(indices, list, start, j, sizes.all_keys, comptime!(keys == Keys::Listed));
                     let row = value_head + token * value.stride(2);
                     let whole = comptime!(dim.is_multiple_of(VECTOR));
                     vector = load(value, row, column * comptime!(VECTOR), dim, whole);
@@ -192,27 +217,40 @@ pub(super) fn attend<E: Float>(
     for i in 0..rows {
         let place = first + (y + comptime!(i * SIDE)) as u32;
         if place < end {
-            let token = query_at(order, places, place, end, sizes.queries, gathered);
+            let token = query_at(order, places, place, end, sizes.queries, comptime!(keys.grouped()));
+            let (mine, theirs, log_sum) = join(top[i], sum[i], before[i], keys);
             let other_row = batch * other.stride(0) + head as usize * other.stride(1) + token * other.stride(2);
             #[unroll]
             for c in 0..columns {
                 let column = x + comptime!(c * SIDE);
-                let result = accumulator[comptime!(i * columns + c)] / Vector::new(sum[i]);
+                let sums = accumulator[comptime!(i * columns + c)];
+                let result = if comptime!(keys == Keys::Counted) {
+                    sums * Vector::new(mine)
+                } else {
+                    sums / Vector::new(sum[i])
+                };
                 #[unroll]
                 for e in 0..comptime!(VECTOR) {
                     let element = column * comptime!(VECTOR) + e;
                     if element < comptime!(dim) {
                         let mut this = result.extract(e);
+                        if comptime!(keys == Keys::Counted) {
+                            this += f32::cast_from(output[(places + token) * dim + element]) * theirs;
+                        }
                         if comptime!(finish != Finish::Output) {
                             let that = f32::cast_from(other[other_row + element * other.stride(3)]);
-                            this = if comptime!(finish == Finish::AddResidual) { that + this } else { that - this };
+                            this = if comptime!(finish == Finish::AddResidual) {
+                                that * sizes.factor + this
+                            } else {
+                                that - this
+                            };
                         }
                         output[(places + token) * dim + element] = E::cast_from(this);
                     }
                 }
             }
             if x == 0 {
-                lse[places + token] = top[i] + sum[i].ln();
+                lse[places + token] = log_sum;
             }
         }
     }
@@ -258,6 +296,16 @@ fn across_row(
             values[i] = all.extract(i);
         }
     }
+}
+
+/// Logarithm of how many keys the `j`-th of a tile of `count` stands for; below zero if it is none.
+#[cube]
+fn log_count(indices: &[i32], tile: usize, j: u32, count: u32, #[comptime] keys: Keys) -> f32 {
+    let mut result = 0.0f32;
+    if comptime!(keys == Keys::Counted) {
+        result = f32::reinterpret(indices[tile + min(j, count - 1) as usize] as u32);
+    }
+    select(j < count, result, f32::new(-1.0))
 }
 
 /// The query at `place`, or the last one before `end` for places past it.

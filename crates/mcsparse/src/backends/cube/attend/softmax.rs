@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 use super::{
     super::fragment::{C2, Operand, Sums, exp2, row_max},
     mma::Tile,
+    shape::Keys,
 };
 
 /// Running maximum and sum of this unit's rows: `r` and `r + 8` of each strip. The maximum is that of the four units of a
@@ -49,6 +50,61 @@ impl Rows {
         let shrink = exp2((old - top) * exponent, tile.ptx);
         self.sum[i] *= shrink;
         shrink
+    }
+}
+
+/// Where two parts of the keys meet: what the sums of this one are to be multiplied by, what the output of the other, and
+/// the log-sum-exp of both. This part's exponentials are relative to `top` and add up to `sum`; the log-sum-exp of the other
+/// is `before`, where there is one.
+#[cube]
+pub(super) fn join(top: f32, sum: f32, before: f32, #[comptime] keys: Keys) -> (f32, f32, f32) {
+    let mut mine = 1.0f32 / sum;
+    let mut theirs = 0.0f32;
+    let mut log_sum = top + sum.ln();
+    if comptime!(keys == Keys::Counted) {
+        // The larger sets the scale, so that nothing overflows (Milakov and Gimelshein 2018).
+        let common = max(top, before);
+        let here = (top - common).exp();
+        let there = (before - common).exp();
+        let total = sum * here + there;
+        mine = here / total;
+        theirs = there / total;
+        log_sum = common + total.ln();
+    }
+    (mine, theirs, log_sum)
+}
+
+/// Scores become those of as many keys as the list says from `at` on (see [`Keys::Counted`]): the logarithm is added, in units
+/// of the scores. Those of no key, and of keys from `count` on, become as small as can be.
+#[cube]
+pub(super) fn weigh(
+    scores: &mut Sequence<Sums>,
+    list: &[i32],
+    at: usize,
+    count: u32,
+    c: u32,
+    exponent: f32,
+    #[comptime] tile: Tile,
+) {
+    let unit = comptime!(core::f32::consts::LOG2_E) / exponent;
+    #[unroll]
+    for n in 0..comptime!(tile.keys / 8) {
+        #[unroll]
+        for e in 0..2usize {
+            let key = comptime!((8 * n + e) as u32) + 2 * c;
+            let log_count = f32::reinterpret(list[at + min(key, count - 1) as usize] as u32);
+            let none = key >= count || log_count < 0.0f32;
+            #[unroll]
+            for s in 0..comptime!(tile.strips) {
+                let sums = scores.index_mut(comptime!(s * tile.keys / 8 + n));
+                #[unroll]
+                for h in 0..2usize {
+                    let mut kept = sums[h];
+                    kept.insert(e, select(none, f32::new(-3.0e38), fma(log_count, unit, kept.extract(e))));
+                    sums[h] = kept;
+                }
+            }
+        }
     }
 }
 

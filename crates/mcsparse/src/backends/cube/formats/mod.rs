@@ -14,13 +14,13 @@ use super::CUBES_X;
 pub(super) const UNITS: u32 = 256;
 
 /// A launch of `cubes` cubes.
-fn count(cubes: usize) -> CubeCount {
+pub(super) fn count(cubes: usize) -> CubeCount {
     let x = cubes.clamp(1, CUBES_X);
     CubeCount::Static(x as u32, cubes.div_ceil(x) as u32, 1)
 }
 
 /// The number of this cube.
 #[cube]
-fn cube() -> u32 {
+pub(super) fn cube() -> u32 {
     CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X
 }

@@ -162,5 +162,7 @@ fn store<E: Float>(
             lse[at] = top.extract(h) * sizes.scale.abs() + sum.ln();
         }
     }
-    write_rows(both.index(0usize), both.index(1usize), column, tile.head_dim, tile.element, tile.addend);
+    let scaled = comptime!(tile.finish == Finish::AddResidual);
+    let (upper, lower) = (both.index(0usize), both.index(1usize));
+    write_rows(upper, lower, column, sizes.factor, tile.head_dim, tile.element, tile.addend, scaled);
 }

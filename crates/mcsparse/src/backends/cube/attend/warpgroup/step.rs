@@ -243,23 +243,26 @@ pub(super) struct Row {
     pub exists: u32,
 }
 
-/// Writes the unit's columns of its two rows. `stride` is that of the other tensor's columns, in bytes.
+/// Writes the unit's columns of its two rows. `stride` is that of the other tensor's columns, in bytes; `on_other` a factor on
+/// it if it is `scaled`.
 #[cube]
 pub(super) fn write_rows(
     upper: &Row,
     lower: &Row,
     stride: u32,
+    on_other: f32,
     #[comptime] dim: usize,
     #[comptime] element: &'static str,
     #[comptime] addend: Addend,
+    #[comptime] scaled: bool,
 ) {
     gpu_asm!(
-        "{t} {a} {b} {c} {d} {e} {f} {g} {h} {s}",
-        t = const write_text(dim, element, addend),
+        "{t} {a} {b} {c} {d} {e} {f} {g} {h} {s} {k}",
+        t = const write_text(dim, element, addend, scaled),
         a = in(_) value::<u64>(upper.to), b = in(_) value::<u64>(upper.other), c = in(_) value::<f32>(upper.factor),
         d = in(_) value::<u32>(upper.exists),
         e = in(_) value::<u64>(lower.to), f = in(_) value::<u64>(lower.other), g = in(_) value::<f32>(lower.factor),
-        h = in(_) value::<u32>(lower.exists), s = in(_) value::<u32>(stride)
+        h = in(_) value::<u32>(lower.exists), s = in(_) value::<u32>(stride), k = in(_) value::<f32>(on_other)
     );
 }
 
@@ -274,8 +277,8 @@ pub(in super::super::super) enum Addend {
     Single,
 }
 
-/// Operands: `$0` to `$3` and `$4` to `$7` a row each, see [`Row`]; `$8` the stride.
-fn write_text(dim: usize, element: &str, addend: Addend) -> String {
+/// Operands: `$0` to `$3` and `$4` to `$7` a row each, see [`Row`]; `$8` the stride, `$9` the factor on the other tensor.
+fn write_text(dim: usize, element: &str, addend: Addend, scaled: bool) -> String {
     let mut text = String::from(
         "{ .reg .b32 w<32>, w; .reg .b16 low, high; .reg .f32 x, y; .reg .b64 at, near, far; .reg .pred e<2>;\n\
          setp.ne.u32 e0, $3, 0; setp.ne.u32 e1, $7, 0;\n",
@@ -290,7 +293,7 @@ fn write_text(dim: usize, element: &str, addend: Addend) -> String {
         if addend == Addend::Single {
             text += &read_text(h, dim, addend);
         }
-        text += &write_row_text(h, dim, element, addend);
+        text += &write_row_text(h, dim, element, addend, scaled);
     }
     text + "} //"
 }
@@ -318,10 +321,11 @@ fn read_text(h: usize, dim: usize, addend: Addend) -> String {
 }
 
 /// Writes row `h`.
-fn write_row_text(h: usize, dim: usize, element: &str, addend: Addend) -> String {
+fn write_row_text(h: usize, dim: usize, element: &str, addend: Addend, scaled: bool) -> String {
+    let scale = if scaled { "mul.f32 x, x, $9; mul.f32 y, y, $9; " } else { "" };
     let column = |j: usize| {
         let (a, b, word, factor) = (4 * j + 2 * h, 4 * j + 2 * h + 1, 16 * h + j, 4 * h + 2);
-        let sums = format!("fma.rn.f32 x, mcs_o{a}, ${factor}, x; fma.rn.f32 y, mcs_o{b}, ${factor}, y;\n");
+        let sums = format!("{scale}fma.rn.f32 x, mcs_o{a}, ${factor}, x; fma.rn.f32 y, mcs_o{b}, ${factor}, y;\n");
         let values = match (addend, element) {
             (Addend::None, _) => format!("mul.f32 x, mcs_o{a}, ${factor}; mul.f32 y, mcs_o{b}, ${factor};\n"),
             // The upper half of an f32.

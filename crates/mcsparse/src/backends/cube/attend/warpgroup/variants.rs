@@ -64,6 +64,7 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
                         batch: (),
                         heads_per_kv: (),
                         scale: (),
+                        factor: (),
                     },
                     layouts(),
                     tile,
