@@ -24,7 +24,9 @@ fn linear_layers() {
     let device = device();
     // Rows of less than a tile, of a tile, and of many bands of tiles; then sizes that no kernel takes.
     for (seed, [rows, inputs, outputs]) in
-        [[1, 128, 256], [128, 256, 512], [129, 128, 768], [1700, 384, 256], [300, 192, 512], [5, 40, 24]].into_iter().enumerate()
+        [[1, 128, 256], [128, 256, 512], [129, 128, 768], [1700, 384, 256], [300, 192, 512], [5, 40, 24]]
+            .into_iter()
+            .enumerate()
     {
         for (dtype, epsilon) in half_dtypes(&device, "linear") {
             let random = |shape, offset| random::<2>(shape, 10 * seed as u64 + offset, &device).cast(dtype);

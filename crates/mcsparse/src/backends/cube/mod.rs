@@ -89,7 +89,8 @@ pub(super) fn supports_linear(
     outputs: usize,
 ) -> Result<Route, String> {
     #[cfg(any(feature = "cuda", feature = "cuda-source"))]
-    return linear::supports(device.client().properties(), dtype, inputs, outputs).map(|()| Route::kernel(linear::NAME));
+    return linear::supports(device.client().properties(), dtype, inputs, outputs)
+        .map(|()| Route::kernel(linear::NAME));
     #[cfg(not(any(feature = "cuda", feature = "cuda-source")))]
     {
         let _ = (device, dtype, inputs, outputs);

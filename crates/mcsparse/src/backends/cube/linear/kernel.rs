@@ -14,7 +14,8 @@ use super::{
     },
     step::{clear, declare, drain, multiply, write},
     tile::{
-        BLOCK, BLOCK_BYTES, Buffers, CLUSTER, COLUMNS, CONSUMERS, DEPTH, ROWS_BYTES, STAGES, STEP_BYTES, Tile, Work, total,
+        BLOCK, BLOCK_BYTES, Buffers, CLUSTER, COLUMNS, CONSUMERS, DEPTH, ROWS_BYTES, STAGES, STEP_BYTES, Tile, Work,
+        total,
     },
 };
 
