@@ -18,7 +18,7 @@ use crate::report::ArmReport;
 use crate::settings::Settings;
 
 /// Steps of the rehearsal in which a device compiles its kernels: one anchor, one reuse.
-const REHEARSAL: usize = 2;
+pub const REHEARSAL: usize = 2;
 /// How often the progress bar shows the time.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -131,7 +131,8 @@ impl<'a> Job<'a> {
     }
 }
 
-fn progress(title: &str, steps: usize, quiet: bool) -> ProgressBar {
+/// A bar over denoising steps.
+pub fn progress(title: &str, steps: usize, quiet: bool) -> ProgressBar {
     // Indicatif draws to terminals only, so logs stay clean.
     let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let style = ProgressStyle::with_template("{prefix:20} {bar:40} {pos}/{len} steps, {elapsed} of about {duration}");
