@@ -3,7 +3,7 @@
 use comfy_table::{ContentArrangement, Table, presets::UTF8_FULL_CONDENSED};
 use denoise::report::{ArmReport, Calls, KeyReport};
 use denoise::table::{STAGES, WIDTH, faster, mebibytes, seconds, stage_times};
-use mcsparse::{McSparseConfig, StepKind};
+use mcsparse::McSparseConfig;
 use mcsparse_lab::device::{DType, DeviceName};
 use mcsparse_lab::volume::Likeness;
 use serde::Serialize;
@@ -83,7 +83,6 @@ impl Report {
         sparse: ArmReport,
     ) -> Self {
         let (preset, options) = (settings.preset, &settings.options);
-        let count = |kind| settings.plan.count(kind);
         Self {
             run: RunSettings {
                 device: options.device,
@@ -101,11 +100,7 @@ impl Report {
             },
             mcsparse: settings.config.clone(),
             keys: KeyReport { kept: settings.budget.keys, density: settings.budget.key_density() },
-            steps: Calls {
-                dense: count(StepKind::Dense),
-                anchor: count(StepKind::Anchor),
-                reuse: count(StepKind::Reuse),
-            },
+            steps: Calls::of_plan(&settings.plan),
             to_dense,
             to_truth,
             speed_up: dense.seconds / sparse.seconds,

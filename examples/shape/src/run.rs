@@ -77,16 +77,7 @@ impl<'a> Job<'a> {
             attention = Method::ours(config, steps, true)?;
             timed_seconds = self.denoise(&format!("{title}: stages"), steps, &mut attention)?.1;
         }
-        let mut report = ArmReport {
-            seconds,
-            calls: attention.calls(),
-            effective_density: attention.effective_density(),
-            stages: attention.stages(),
-            rest_seconds: 0.0,
-            stages_timed_apart: queued,
-            cache_bytes: attention.cache_bytes(),
-        };
-        report.rest_seconds = timed_seconds - report.attention_seconds();
+        let report = ArmReport::new(&attention, seconds, timed_seconds, queued);
         Ok(Arm { mesh: Mesh::of(&volume), volume, report })
     }
 
