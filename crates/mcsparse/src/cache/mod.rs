@@ -4,6 +4,7 @@ mod clock;
 mod file;
 mod host;
 mod placement;
+mod predicted;
 mod slot;
 mod slots;
 mod stored;
