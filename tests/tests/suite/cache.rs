@@ -4,7 +4,7 @@ use burn::{module::Module, tensor::DType};
 use mcsparse::{
     IndexFormat, McSparse, McSparseConfig, MetaCache, ResidualFormat, Schedule, SelfAttention, SinkTokens, ops::Stage,
 };
-use mcsparse_tests::{device, half_dtypes, random, values};
+use mcsparse_tests::{device, half_dtypes, is_flex, random, values};
 
 const SHAPE: [usize; 4] = [2, 3, 37, 16];
 
@@ -80,7 +80,10 @@ fn decoding_keeps_to_the_workspace_and_changes_no_bit() {
             .collect();
         (outputs, run)
     };
-    for config in forms() {
+    // On software Vulkan a form takes half a minute: one there.
+    let one = (IndexFormat::Bitmap, ResidualFormat::Fp8);
+    for config in forms().filter(|form| is_flex() || (form.index_format, form.residual_format) == (Some(one.0), one.1))
+    {
         let whole = config.clone().with_workspace_bytes(1 << 29);
         let (expected, all) = run(&whole);
         let decoded = |run: &McSparse| {

@@ -11,7 +11,7 @@ use cubecl::{
 
 use super::{
     super::fragment::{BLOCK, C2, C8, CHUNK, Operand, PLANE, Sums, left, load_chunk, right, row_sum, zero_sums},
-    shape::Sizes,
+    shape::{Sizes, output_row},
     softmax::{Rows, forget_past, weights},
     store::store,
     tiles::Tiles,
@@ -240,7 +240,8 @@ pub(in super::super) fn attend<E: Float, N: Size>(
         if place + comptime!(8 * i as u32) < end {
             let token = token[i] as usize;
             let other_row = other_base + token * other.stride(2);
-            store::<E>(&out, i, sum, of_head + token, other, other_row, output, c, dim, finish);
+            let row = output_row(batch as usize, head as usize, token, &sizes, finish);
+            store::<E>(&out, i, sum, row, other, other_row, output, c, dim, finish);
             if c == 0 {
                 lse[of_head + token] = rows.top[i] * sizes.scale.abs() + sum.ln();
             }

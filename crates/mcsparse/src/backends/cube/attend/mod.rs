@@ -63,7 +63,8 @@ impl Lists {
     }
 }
 
-/// Output in the order and dtype of `query`, with `other` as `finish` says, and log-sum-exp.
+/// Output in the order and dtype of `query`, with `other` as `finish` says, and log-sum-exp. The output is a view of memory that
+/// has tokens before heads, but for a residual ([`shape::tokens_first`]).
 pub(super) fn attend(
     query: CubeTensor,
     key: CubeTensor,
@@ -122,7 +123,11 @@ pub(super) fn attend(
     let cubes = batch * heads * groups * tiles_per_group;
     let cubes_x = cubes.min(CUBES_X);
     let cube_count = CubeCount::Static(cubes_x as u32, cubes.div_ceil(cubes_x) as u32, 1);
-    let output = empty(&query, &[batch, heads, queries, dim], dtype);
+    let in_memory = if shape::tokens_first(finish) { [queries, heads] } else { [heads, queries] };
+    let mut output = empty(&query, &[batch, in_memory[0], in_memory[1], dim], dtype);
+    if shape::tokens_first(finish) {
+        output.meta.swap(1, 2);
+    }
     let lse = empty(&query, &[batch, heads, queries], DType::F32);
     let tensors = [&query, &key, &value, &lists.indices, &other, &output];
     let address = tensors.map(CubeTensor::required_address_type).into_iter().max().unwrap_or_default();

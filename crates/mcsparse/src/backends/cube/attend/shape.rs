@@ -6,6 +6,7 @@ use super::super::{
     tier::Tier,
     tile::{SIDE, TILE_KEYS, VECTOR, rows_for},
 };
+use crate::ops::Finish;
 
 /// The least bytes of shared memory that every problem can do with.
 pub(in super::super) const SHARED_BYTES: usize = Tile { rows: 4, slice: 4, planes: false }.shared_bytes();
@@ -76,4 +77,21 @@ pub(super) struct Sizes {
     /// Query heads for each key/value head.
     pub heads_per_kv: u32,
     pub scale: f32,
+}
+
+/// Whether the output has tokens before heads in memory, as models go on with it. A residual, which is encoded and stored, has
+/// heads before tokens.
+pub(super) const fn tokens_first(finish: Finish) -> bool {
+    !matches!(finish, Finish::ResidualOf)
+}
+
+/// The row of the output's memory for `token` of `head`.
+#[cube]
+pub(super) fn output_row(batch: usize, head: usize, token: usize, sizes: &Sizes, #[comptime] finish: Finish) -> usize {
+    let (queries, heads) = (sizes.queries as usize, sizes.heads as usize);
+    if comptime!(tokens_first(finish)) {
+        (batch * queries + token) * heads + head
+    } else {
+        (batch * heads + head) * queries + token
+    }
 }

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use super::{
     super::tile::{KEYS, SIDE, TILE_KEYS, UNITS, V, VECTOR, add_products, load, query_of},
-    shape::{Sizes, Tile, WEIGHTS_PITCH},
+    shape::{Sizes, Tile, WEIGHTS_PITCH, output_row},
 };
 use crate::ops::Finish;
 
@@ -194,6 +194,7 @@ pub(super) fn attend<E: Float>(
         if place < end {
             let token = query_at(order, places, place, end, sizes.queries, gathered);
             let other_row = batch * other.stride(0) + head as usize * other.stride(1) + token * other.stride(2);
+            let row = output_row(batch, head as usize, token, &sizes, finish);
             #[unroll]
             for c in 0..columns {
                 let column = x + comptime!(c * SIDE);
@@ -207,7 +208,7 @@ pub(super) fn attend<E: Float>(
                             let that = f32::cast_from(other[other_row + element * other.stride(3)]);
                             this = if comptime!(finish == Finish::AddResidual) { that + this } else { that - this };
                         }
-                        output[(places + token) * dim + element] = E::cast_from(this);
+                        output[row * dim + element] = E::cast_from(this);
                     }
                 }
             }
