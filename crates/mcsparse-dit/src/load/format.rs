@@ -24,11 +24,16 @@ pub(crate) struct Format {
 }
 
 impl Format {
-    pub(super) fn to_diffusers(&self, tensors: Vec<StoredTensor>) -> Vec<StoredTensor> {
-        if tensors.iter().any(|tensor| tensor.name.contains(self.original_has)) {
-            return tensors.into_iter().flat_map(|tensor| (self.from_original)(tensor)).collect();
-        }
-        tensors
+    /// The tensors of a file in the form of diffusers, each with the name that it, or the whole that it is a part of, has in
+    /// the file.
+    pub(super) fn to_diffusers(&self, tensors: Vec<StoredTensor>) -> Vec<(String, StoredTensor)> {
+        let original = tensors.iter().any(|tensor| tensor.name.contains(self.original_has));
+        let named = |tensor: StoredTensor| -> Vec<(String, StoredTensor)> {
+            let name = tensor.name.clone();
+            let parts = if original { (self.from_original)(tensor) } else { vec![tensor] };
+            parts.into_iter().map(|part| (name.clone(), part)).collect()
+        };
+        tensors.into_iter().flat_map(named).collect()
     }
 }
 
