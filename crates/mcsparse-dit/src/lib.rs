@@ -1,7 +1,8 @@
-//! Video diffusion transformers in [Burn](burn) whose self-attention is pluggable.
+//! Diffusion transformers for video and shapes in [Burn](burn) whose self-attention is pluggable.
 //!
-//! [`wan`] holds Wan 2.1 and 2.2, [`hunyuan`] HunyuanVideo and HunyuanVideo-1.5, [`minimax_h3`] MiniMax-H3. Every
-//! self-attention call of theirs goes through [`mcsparse::SelfAttention`], so dense attention and MC-Sparse are a matter of
+//! [`wan`] holds Wan 2.1 and 2.2, [`hunyuan`] HunyuanVideo and HunyuanVideo-1.5, [`minimax_h3`] MiniMax-H3, and
+//! [`hunyuan3d`] the shape transformer of Hunyuan3D-2.1. Every self-attention call of theirs goes through
+//! [`mcsparse::SelfAttention`], so dense attention and MC-Sparse are a matter of
 //! what the caller passes in. Cross-attention and the refiners of text stay dense.
 //! [`sampler`] has the flow-matching samplers, and [`denoise`] the loop that ties model, sampler and attention together.
 //! [`pretrained`] loads the small models of this repository.
@@ -33,6 +34,7 @@
 mod check;
 mod denoise;
 pub mod hunyuan;
+pub mod hunyuan3d;
 pub mod layers;
 mod load;
 pub mod minimax_h3;

@@ -2,11 +2,11 @@
 
 mod error;
 mod format;
+mod layout;
 mod random;
 mod shards;
 mod spec;
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use burn::tensor::DType;
 use burn_store::burn_pack::Tensor as StoredTensor;
 use burn_store::{
-    ApplyResult, BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleContext, ModuleSnapshot,
-    PyTorchToBurnAdapter, SafetensorsStore,
+    ApplyResult, BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleContext, ModuleSnapshot, SafetensorsStore,
 };
 
 pub use error::{LoadError, Mismatch, Misshaped};
 pub(crate) use format::{Format, rename_by, split_rows, swap_halves};
 use format::{RENAMED, own_name};
+use layout::FromFiles;
 pub use random::CheckpointOptions;
 pub(crate) use random::{randomise, write_checkpoint};
 pub(crate) use spec::parameters;
@@ -56,17 +56,19 @@ pub(crate) fn load<M: ModuleSnapshot>(
     progress: OnProgress,
 ) -> Result<M, LoadError> {
     check_dtype(dtype)?;
-    let mut tensors = format.to_diffusers(shards::read(path)?);
+    let tensors = format.to_diffusers(shards::read(path)?);
     let specs = specs(&model);
     let found = spec::compare(&specs, &tensors);
     if !found.is_empty() {
         return Err(LoadError::Mismatch { path: path.into(), mismatch: found });
     }
-    let mut names = HashMap::new();
-    for tensor in &mut tensors {
-        let own = own_name(&tensor.name);
-        names.insert(own.clone(), std::mem::replace(&mut tensor.name, own));
-    }
+    let tensors: Vec<StoredTensor> = tensors
+        .into_iter()
+        .map(|(_, mut tensor)| {
+            tensor.name = own_name(&tensor.name);
+            tensor
+        })
+        .collect();
     let counter = Counter {
         progress,
         tensors: Arc::default(),
@@ -74,7 +76,7 @@ pub(crate) fn load<M: ModuleSnapshot>(
         bytes: Arc::default(),
         of_bytes: tensors.iter().map(|tensor| tensor.byte_len() as u64).sum(),
     };
-    let adapter = counter.chain(PyTorchToBurnAdapter).chain(CastWeights { dtype, kept: format.kept_in_f32 });
+    let adapter = counter.chain(FromFiles).chain(CastWeights { dtype, kept: format.kept_in_f32 });
     let result = model.apply(tensors, None, Some(Box::new(adapter)), false);
     match unreadable(result) {
         mismatch if mismatch.is_empty() => Ok(model),
@@ -273,7 +275,9 @@ macro_rules! weights {
             }
 
             /// Writes a checkpoint of this form with random values to `folder`, as diffusers keeps one: `config.json`,
-            /// shards and their index. No device computes, and one shard at a time is in memory.
+            /// shards and their index. No device computes, and one tensor at a time is in memory. A block of a million
+            /// random values serves all tensors over and over, scaled for each: files are written about as fast as the disk
+            /// takes them, and no two tensors begin alike.
             ///
             /// # Errors
             ///

@@ -8,84 +8,24 @@ WEIGHTS/NAME/training.json (the loss curve). `--check` runs a few steps of every
 """
 
 import argparse
-import contextlib
 import math
 import pathlib
 import time
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 import model as m
 from compose import Composer, Prefetcher
+from loop import Average, attention_backends, learning_rate, log, loss_of
 from optimizer import Optimizer
 from scenes import Scenes
 
-PEAK_LR = 2e-3
-WARM_UP = 150
-DROP = 0.1
-EMA = 0.999
 # share of the time, frames, batch, largest stride of real clips, noise shift
 STAGES = {
     "small": [(0.22, 4, 128, 8, 2.0), (0.13, 8, 64, 5, 2.5), (0.65, 16, 32, 3, 3.0)],
     "nano": [(1.0, 8, 256, 3, 3.0)],
 }
-START = time.time()
-
-
-def log(*parts) -> None:
-    """One line with the seconds since the start."""
-    print(f"[{time.time() - START:7.1f}]", *parts, flush=True)
-
-
-def attention_backends(tokens: int, heads: int, head_dim: int, batch: int) -> list[SDPBackend]:
-    """Time FlashAttention and cuDNN attention forward and backward; the faster comes first."""
-    times = {}
-    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-        with contextlib.suppress(RuntimeError), sdpa_kernel(backend):
-            shape = (batch, tokens, heads, head_dim)
-            q, k, v = (
-                torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
-                for _ in range(3)
-            )
-            for i in range(8):
-                if i == 3:
-                    torch.cuda.synchronize()
-                    begin = time.time()
-                out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-                out.backward(torch.ones_like(out))
-            torch.cuda.synchronize()
-            times[backend] = time.time() - begin
-    log("attention, 5 x forward and backward, s:", {b.name: round(t, 4) for b, t in times.items()})
-    return sorted(times, key=times.get) + [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
-def loss_of(network, clips, tokens, shift: float) -> torch.Tensor:
-    """Flow matching: logit-normal noise levels, shifted; one condition in ten is dropped."""
-    batch = len(clips)
-    sigma = m.shifted(torch.sigmoid(torch.randn(batch, device=clips.device)), shift).clamp(1e-3, 1)
-    level = sigma.view(-1, 1, 1, 1, 1)
-    noise = torch.randn_like(clips)
-    keep = (torch.rand(batch, 1, 1, device=clips.device) >= DROP).float()
-    v = m.velocity(network, (1 - level) * clips + level * noise, sigma, tokens * keep)
-    return ((v - (noise - clips)) ** 2).mean()
-
-
-class Average:
-    """Exponential running average of the parameters, short-sighted at first."""
-
-    def __init__(self, network):
-        self.live = [p.detach() for p in network.parameters()]
-        self.names = [n for n, _ in network.named_parameters()]
-        self.mean = [p.clone() for p in self.live]
-
-    def update(self, step: int) -> None:
-        """Move the average towards the live parameters."""
-        torch._foreach_lerp_(self.mean, self.live, 1 - min(EMA, (1 + step) / (10 + step)))
-
-    def state(self) -> dict:
-        """The averaged parameters under their names."""
-        return dict(zip(self.names, self.mean))
 
 
 def train(name: str, scenes: Scenes, folder: pathlib.Path, seconds: float, check: bool) -> None:
@@ -105,9 +45,8 @@ def train(name: str, scenes: Scenes, folder: pathlib.Path, seconds: float, check
         while True:
             clips, tokens = feed.next()
             done = 0.0 if begin is None else time.time() - begin
-            progress = min(1.0, (spent + done) / seconds)
-            lr = PEAK_LR * min(1, (step + 1) / WARM_UP)
-            lr *= 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress))
+            progress = (spent + done) / seconds
+            lr = learning_rate(step, progress)
             loss = loss_of(network, clips, tokens, shift)
             loss.backward()
             optimizer.step(lr)

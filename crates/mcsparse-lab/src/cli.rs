@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use mcsparse_dit::pretrained;
@@ -12,11 +12,11 @@ use crate::{
         drift, lists, oracles,
         record::Record,
         report::{self, Page},
-        runner,
+        runner, shapes,
         study::{Settings, Study},
     },
     findings,
-    presets::Size,
+    presets::{SHAPE, Size},
     probe::{self, Axes},
 };
 
@@ -70,6 +70,8 @@ pub enum Command {
         #[arg(long, default_value_t = 4)]
         fit: usize,
     },
+    /// MC-Sparse and rivals on the shape model: Chamfer distance, IoU and F-score
+    Shapes(ShapesArgs),
     /// Query, key and value of any model: kept weight, errors, a suggested density
     Probe(ProbeArgs),
     /// Writes docs/findings.md from the records
@@ -125,6 +127,44 @@ pub struct Common {
     /// Only the arms whose name begins so; a record holds those of several runs
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub only: Option<Vec<String>>,
+    /// Folder with the weights [default: those of this repository]
+    #[arg(long, value_name = "DIR", default_value = pretrained::folder().as_os_str(), hide_default_value = true)]
+    pub weights: PathBuf,
+    /// Folder for the files
+    #[arg(long, value_name = "DIR", default_value = "out/lab")]
+    pub out: PathBuf,
+    /// Print the tables only
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+/// What to make shapes with.
+#[derive(Debug, Clone, Args)]
+pub struct ShapesArgs {
+    /// Where to run; only devices whose cargo feature was compiled in work
+    #[arg(long, value_enum, default_value_t = DeviceName::first_compiled())]
+    pub device: DeviceName,
+    /// Float type of the network
+    #[arg(long, value_enum, default_value_t = DType::F32)]
+    pub dtype: DType,
+    /// Shapes; solids take turns, and each has a noise of its own
+    #[arg(long, default_value_t = 16)]
+    pub shapes: usize,
+    /// Shapes that are denoised together
+    #[arg(long, default_value_t = 4)]
+    pub batch: usize,
+    /// Seed of the first shape's noise
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Denoising steps
+    #[arg(long, default_value_t = SHAPE.defaults.steps)]
+    pub steps: usize,
+    /// Shares of the keys on reuse steps, with commas between them
+    #[arg(long, value_delimiter = ',', value_name = "SHARES", default_value = "0.1,0.15,0.2,0.3,0.5")]
+    pub densities: Vec<f64>,
+    /// Queries in a group and keys in a block
+    #[arg(long, default_value_t = SHAPE.defaults.group_size)]
+    pub group_size: usize,
     /// Folder with the weights [default: those of this repository]
     #[arg(long, value_name = "DIR", default_value = pretrained::folder().as_os_str(), hide_default_value = true)]
     pub weights: PathBuf,
@@ -220,13 +260,18 @@ impl Common {
     }
 
     fn show(&self, name: &str, title: &str, page: &Page) -> Result<(), Error> {
-        report::write(page, title, &self.out, name)?;
-        println!("{}", page.text);
-        if !self.quiet {
-            eprintln!("wrote {name}.json, {name}.md and plots to {}", self.out.display());
-        }
-        Ok(())
+        show(page, name, title, &self.out, self.quiet)
     }
+}
+
+/// Writes the page of an experiment beside its record, and prints it.
+fn show(page: &Page, name: &str, title: &str, out: &Path, quiet: bool) -> Result<(), Error> {
+    report::write(page, title, out, name)?;
+    println!("{}", page.text);
+    if !quiet {
+        eprintln!("wrote {name}.json, {name}.md and plots to {}", out.display());
+    }
+    Ok(())
 }
 
 /// Runs the program.
@@ -274,6 +319,21 @@ pub fn start(cli: &Cli) -> Result<(), Error> {
             let study = common.study(&[0.15])?;
             let record = drift::run(&study, &common.out)?;
             common.show("drift", "How an anchor ages", &report::drift(&record, &common.out, "")?)
+        }
+        Command::Shapes(args) => {
+            let settings = shapes::ShapeSettings {
+                device: args.device,
+                dtype: args.dtype,
+                shapes: args.shapes,
+                batch: args.batch,
+                seed: args.seed,
+                steps: args.steps,
+                densities: args.densities.clone(),
+                group_size: args.group_size,
+            };
+            let study = shapes::ShapeStudy::open(settings, &args.weights, args.quiet)?;
+            let page = shapes::page(&shapes::run(&study, &args.out)?, &args.out)?;
+            show(&page, "shapes", "Shapes", &args.out, args.quiet)
         }
         Command::Probe(args) => {
             args.device.check()?;

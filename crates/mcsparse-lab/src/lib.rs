@@ -6,6 +6,7 @@
 //! - [`experiment`]: comparisons on the shipped models, seeded, continued where they stopped, as JSON, tables and plots.
 //! - [`probe`]: the same questions for query, key and value captured from any model.
 //! - [`findings`]: docs/findings.md from the records.
+//! - [`volume`], [`mesh`]: shapes on the host, their surfaces by marching cubes, how near they are.
 //! - [`statistics`]: means with intervals, paired.
 
 pub mod attention;
@@ -16,10 +17,12 @@ pub mod error;
 pub mod experiment;
 pub mod files;
 pub mod findings;
+pub mod mesh;
 pub mod metrics;
 pub mod noise;
 pub mod presets;
 pub mod probe;
 pub mod statistics;
+pub mod volume;
 
 pub use error::Error;

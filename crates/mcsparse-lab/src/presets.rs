@@ -30,8 +30,12 @@ pub struct Preset {
     pub frames: usize,
     /// Height and width in pixels.
     pub side: usize,
+    /// Channels that are denoised.
+    pub channels: usize,
     /// Height and width of one token in pixels.
     pub patch: usize,
+    /// Frames of one token.
+    pub patch_frames: usize,
     /// Attention heads.
     pub heads: usize,
     /// Size of a head.
@@ -70,7 +74,9 @@ static SMALL: Preset = Preset {
     name: "small",
     frames: 16,
     side: 128,
+    channels: 3,
     patch: 8,
+    patch_frames: 1,
     heads: 2,
     head_dim: 128,
     layers: 10,
@@ -90,7 +96,9 @@ static NANO: Preset = Preset {
     name: "nano",
     frames: 8,
     side: 32,
+    channels: 3,
     patch: 4,
+    patch_frames: 1,
     heads: 4,
     head_dim: 32,
     layers: 4,
@@ -103,6 +111,29 @@ static NANO: Preset = Preset {
         group_size: 32,
         guidance: 1.0,
         condition: "bunny",
+    },
+};
+
+/// The shape model: cubes of 64 voxels a side, whose layers count as frames, in 4,096 tokens.
+pub static SHAPE: Preset = Preset {
+    name: "shape",
+    frames: 64,
+    side: 64,
+    channels: 1,
+    patch: 4,
+    patch_frames: 4,
+    heads: 3,
+    head_dim: 64,
+    layers: 8,
+    tile: [8, 4, 4],
+    defaults: Defaults {
+        frames: 64,
+        steps: 20,
+        density: 0.15,
+        warm_up: 0.2,
+        group_size: 128,
+        guidance: 1.0,
+        condition: "chair-0",
     },
 };
 
@@ -119,7 +150,7 @@ impl Size {
 impl Preset {
     /// Tokens of a clip of `frames` frames.
     pub fn tokens(&self, frames: usize) -> usize {
-        frames * (self.side / self.patch).pow(2)
+        frames / self.patch_frames * (self.side / self.patch).pow(2)
     }
 
     /// Reads the configuration of this size from the folder of weights, and holds it against the table.
@@ -142,8 +173,8 @@ impl Preset {
             ("frames", self.frames, sampling.frames),
             ("height", self.side, sampling.height),
             ("width", self.side, sampling.width),
-            ("video_channels", 3, sampling.video_channels),
-            ("frames of patch_size", 1, patch_frames),
+            ("video_channels", self.channels, sampling.video_channels),
+            ("frames of patch_size", self.patch_frames, patch_frames),
             ("height of patch_size", self.patch, patch_height),
             ("width of patch_size", self.patch, patch_width),
             ("num_attention_heads", self.heads, network.num_attention_heads),
@@ -168,5 +199,6 @@ mod tests {
     fn sizes_have_the_documented_tokens() {
         assert_eq!(Size::Small.preset().tokens(16), 4096);
         assert_eq!(Size::Nano.preset().tokens(8), 512);
+        assert_eq!(SHAPE.tokens(64), 4096);
     }
 }

@@ -5,7 +5,7 @@ use std::{
     process::{Command, Output},
 };
 
-use mcsparse_lab::experiment::record::Record;
+use mcsparse_lab::experiment::{record::Record, shapes::ShapeRecord};
 
 fn lab(arguments: &str, out: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mcsparse-lab"));
@@ -23,6 +23,38 @@ fn succeeds(arguments: &str, out: &Path) -> String {
 }
 
 const TINY: &str = "--quiet --clips 2 --batch 2 --steps 5";
+
+#[test]
+fn shapes_are_compared_and_the_record_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = || succeeds("shapes --quiet --shapes 1 --batch 1 --steps 2 --densities 0.25", folder.path());
+    let table = run();
+    for row in ["| dense | 1 | 1.000 | 0.0000 | 1.0000 | 1.0000 |", "| MC-Sparse | 0.25 |", "| block-sparse | 0.25 |"] {
+        assert!(table.contains(row), "{row} is not in {table}");
+    }
+    let record = ShapeRecord::read(&folder.path().join("shapes.json")).unwrap();
+    let iou = |id: &str| record.arms.iter().find(|arm| arm.id == id).unwrap().shapes[0].to_dense.iou;
+    assert!(iou("dense-tensor-operations") > 0.999);
+    // The residual is worth something here too.
+    assert!(iou("mc-sparse@0.25") > iou("content@0.25") && iou("mc-sparse@0.25") < 1.0);
+    // Nothing is left to do: the same page from the record.
+    assert_eq!(run(), table);
+
+    let output = lab("shapes --quiet --shapes 1 --batch 1 --steps 2 --densities 0.5", folder.path());
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("a record of other settings"), "{message}");
+    for (arguments, expected) in [
+        ("--shapes 0", "--shapes: expected at least 1, got 0"),
+        ("--steps 1", "--steps: expected at least 2, an anchor and a sparse step, got 1"),
+        ("--densities 0.1,2", "--densities: expected shares above 0 and at most 1, got 2"),
+    ] {
+        let output = lab(&format!("shapes {arguments} --weights nowhere"), folder.path());
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains(expected), "{arguments}: {message}");
+    }
+}
 
 #[test]
 fn every_experiment_runs_and_the_findings_follow() {

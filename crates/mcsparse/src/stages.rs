@@ -1,20 +1,51 @@
 //! The three behaviours of a call (dense, anchor, reuse) as sequences of stages.
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 use crate::{
     IndexFormat, McSparseConfig, MetaCache, ResidualFormat, SinkTokens, Tail,
     budget::Budget,
-    cache::{Call, KeyLists, Residual, Slot, SlotShape},
+    cache::{Call, Drift, KeyLists, Residual, Slot, SlotShape},
     check::Problem,
     ops::{self, Epilogue, Route, SparseOptions, Stage, with_queries},
     reference::{GroupOptions, SelectOptions, TailOptions},
     report::StageRecord,
 };
 
+/// Some of the heads.
+struct Part {
+    heads: Range<usize>,
+    kv_heads: Range<usize>,
+    /// The problem that they are.
+    problem: Problem,
+}
+
+/// Some heads of a tensor, a view.
+fn of_heads<const D: usize>(tensor: &Tensor<D>, heads: &Range<usize>) -> Tensor<D> {
+    if heads.len() == tensor.dims()[1] {
+        return tensor.clone();
+    }
+    tensor.clone().slice_dim(1, heads.clone())
+}
+
+/// Parts of an output put together along heads (1) or tokens (2), as a view of memory that has tokens before heads: the model
+/// then goes on with it without another copy.
+fn cat_tokens_first(parts: Vec<Tensor<4>>, axis: usize) -> Tensor<4> {
+    Tensor::cat(parts.into_iter().map(|part| part.swap_dims(1, 2)).collect(), 3 - axis).swap_dims(1, 2)
+}
+
+/// The parts in one, without a copy if there is only one.
+fn joined<T>(mut parts: Vec<T>, join: impl FnOnce(Vec<T>) -> T) -> T {
+    if parts.len() == 1 { parts.remove(0) } else { join(parts) }
+}
+
 /// One call with everything that its stages need.
+#[derive(Clone, Copy)]
 pub(crate) struct Run<'a> {
     config: &'a McSparseConfig,
     problem: &'a Problem,
@@ -69,9 +100,44 @@ impl<'a> Run<'a> {
         cache: &mut MetaCache,
     ) -> (Tensor<4>, Slot) {
         let (output, lse) = self.dense(query.clone(), key.clone(), value.clone(), cache);
-        let (rows, lse) = (self.grouped_rows(query), self.grouped_rows(lse));
-        let grouped = rows.dims()[2];
+        let (rows, lse, dense) = (self.grouped_rows(query), self.grouped_rows(lse), self.grouped_rows(output.clone()));
+        let (mut orders, mut lists, mut residuals) = (Vec::new(), Vec::new(), Vec::new());
+        let mut watched: Vec<Tensor<4>> = Vec::new();
+        // What is encoded is in memory for some heads at a time.
+        for part in self.parts(self.scratch_bytes()) {
+            let Part { heads, kv_heads, problem } = &part;
+            let (rows, lse, dense) = (of_heads(&rows, heads), of_heads(&lse, heads), of_heads(&dense, heads));
+            let (key, value) = (of_heads(&key, kv_heads), of_heads(&value, kv_heads));
+            let run = Run { problem, ..*self };
+            let (order, indices, residual) = run.refresh(rows, key, value, lse, dense.clone(), cache);
+            if cache.drift_mut().is_some() {
+                watched.push(Drift::rows_of(dense, residual.clone(), 1.0));
+            }
+            let (list, residual) = run.encode(indices, residual, cache);
+            orders.push(order);
+            lists.push(list);
+            residuals.push(residual);
+        }
+        if let Some(drift) = cache.drift_mut() {
+            drift.watch(&call.key, Tensor::cat(watched, 1).cast(self.problem.dtype));
+        }
+        let order = joined(orders, |orders| Tensor::cat(orders, 1));
+        let (lists, residual) = (joined(lists, KeyLists::of_parts), joined(residuals, Residual::of_parts));
+        let slot = Slot::new(call.key.clone(), self.slot_shape(), Some(call.step), order, lists, residual);
+        (output, slot)
+    }
 
+    /// Order, indices and residual of `rows` and their `dense` output.
+    fn refresh(
+        &self,
+        rows: Tensor<4>,
+        key: Tensor<4>,
+        value: Tensor<4>,
+        lse: Tensor<3>,
+        dense: Tensor<4>,
+        cache: &mut MetaCache,
+    ) -> (Tensor<3, Int>, Tensor<4, Int>, Tensor<4>) {
+        let grouped = rows.dims()[2];
         let options = GroupOptions {
             group_size: self.group_size(),
             power_iterations: self.config.power_iterations,
@@ -91,16 +157,35 @@ impl<'a> Run<'a> {
         let indices = self.stage(Stage::Select, grouped, cache, |route| {
             ops::select_keys(route, rows.clone(), key.clone(), lse, order.clone(), options)
         });
-
         let groups = (order.clone(), indices.clone());
-        let residual =
-            self.sparse(rows, key, value, groups, Epilogue::ResidualOf(self.grouped_rows(output.clone())), cache);
-        if let Some(drift) = cache.drift_mut() {
-            drift.watch(&call.key, self.grouped_rows(output.clone()), residual.clone());
-        }
-        let (lists, residual) = self.encode(indices, residual, cache);
-        let slot = Slot::new(call.key.clone(), self.slot_shape(), Some(call.step), order, lists, residual);
-        (output, slot)
+        let residual = self.sparse(rows, key, value, groups, Epilogue::ResidualOf(dense), cache);
+        (order, indices, residual)
+    }
+
+    /// Bytes that a slot's key lists and residual take beside their stored forms when they are whole, of all heads.
+    fn scratch_bytes(&self) -> usize {
+        let ((lists, values), Problem { batch, heads, head_dim, dtype, .. }) = (self.formats(), self.problem);
+        let rows = self.problem.queries - self.config.sink.len();
+        let groups = rows.div_ceil(self.group_size());
+        let lists = if lists == IndexFormat::Plain { 0 } else { groups * self.budget.keys * DType::I32.size() };
+        let values = if values == ResidualFormat::Input { 0 } else { rows * head_dim * dtype.size() };
+        batch * heads * (lists + values)
+    }
+
+    /// All heads in parts that keep `bytes` of memory for all of them to the workspace limit, as far as whole key and value
+    /// heads go.
+    fn parts(&self, bytes: usize) -> Vec<Part> {
+        let Problem { heads, kv_heads, .. } = *self.problem;
+        let shared = heads / kv_heads;
+        let each = self.config.workspace_bytes / (bytes / kv_heads).max(1);
+        let each = each.clamp(1, kv_heads);
+        let part = |first: usize| {
+            let kv_heads = first..(first + each).min(kv_heads);
+            let heads = kv_heads.start * shared..kv_heads.end * shared;
+            let problem = Problem { heads: heads.len(), kv_heads: kv_heads.len(), ..self.problem.clone() };
+            Part { heads, kv_heads, problem }
+        };
+        (0..kv_heads).step_by(each).map(part).collect()
     }
 
     /// The forms in which kept keys and residual are cached.
@@ -121,9 +206,8 @@ impl<'a> Run<'a> {
         self.stage(Stage::Encode, self.problem.queries - self.config.sink.len(), cache, run)
     }
 
-    /// What attention reads of a slot. The memory of what had to be decoded is counted as workspace.
-    fn decode(&self, slot: &Slot, cache: &mut MetaCache) -> (Tensor<4, Int>, Tensor<4>) {
-        let (lists, residual) = (slot.lists(), slot.stored_residual());
+    /// What attention reads of the heads of a slot. The memory of what had to be decoded is counted as workspace.
+    fn decode(&self, lists: &KeyLists, residual: &Residual, cache: &mut MetaCache) -> (Tensor<4, Int>, Tensor<4>) {
         let scratch = lists.scratch_bytes() + residual.scratch_bytes();
         let run = |route: &Route| (lists.expand(route, self.config.workspace_bytes), residual.decode(route));
         if scratch == 0 {
@@ -150,15 +234,27 @@ impl<'a> Run<'a> {
         cache: &mut MetaCache,
     ) -> Tensor<4> {
         let rows = self.grouped_rows(query.clone());
-        let (indices, residual) = self.decode(&slot, cache);
-        let groups = (slot.order().clone(), indices);
+        let scratch = slot.lists().scratch_bytes() + slot.stored_residual().scratch_bytes();
         let gain = self.gain(&slot, step);
         cache.report_mut().note_gain(gain);
-        let epilogue = Epilogue::AddScaledResidual(residual.clone(), gain);
-        let output = self.sparse(rows, key.clone(), value.clone(), groups, epilogue, cache);
-        if let Some(drift) = cache.drift_mut() {
-            drift.note(slot.key(), output.clone(), residual, gain);
+        let (mut outputs, mut watched) = (Vec::new(), Vec::new());
+        for part in self.parts(scratch) {
+            let (order, lists, residual) = slot.heads(part.heads.clone());
+            let (rows, key, value) =
+                (of_heads(&rows, &part.heads), of_heads(&key, &part.kv_heads), of_heads(&value, &part.kv_heads));
+            let run = Run { problem: &part.problem, ..*self };
+            let (indices, residual) = run.decode(&lists, &residual, cache);
+            let epilogue = Epilogue::AddScaledResidual(residual.clone(), gain);
+            let output = run.sparse(rows, key, value, (order, indices), epilogue, cache);
+            if cache.drift_mut().is_some() {
+                watched.push(Drift::rows_of(output.clone(), residual, gain));
+            }
+            outputs.push(output);
         }
+        if let Some(drift) = cache.drift_mut() {
+            drift.note(slot.key(), Tensor::cat(watched, 1));
+        }
+        let output = joined(outputs, |outputs| cat_tokens_first(outputs, 1));
         let (sink, tokens) = (self.config.sink, self.problem.queries);
         if sink.is_empty() {
             return output;
@@ -174,7 +270,7 @@ impl<'a> Run<'a> {
         let suffix = (sink.suffix > 0).then(|| dense_rows(tokens - sink.suffix..tokens));
         parts.push(output);
         parts.extend(suffix);
-        Tensor::cat(parts, 2)
+        cat_tokens_first(parts, 2)
     }
 
     /// Sparse attention of the order and indices in `groups`, residual included.

@@ -17,9 +17,10 @@ const SHEET: usize = 2048;
 const FRAME_TIME: u32 = 125;
 /// Speed of the choice of colours from 1 (best) to 30.
 const PALETTE_SPEED: i32 = 10;
-/// Height of a line of text, and of the band that it stands in.
-const LETTER: u32 = 8;
-const BAND: u32 = 16;
+/// Height of a line of text, in pixels.
+pub const LETTER: u32 = 8;
+/// Height of the band that a line of text stands in, in pixels.
+pub const BAND: u32 = 16;
 const TEXT: Rgb<u8> = Rgb([255; 3]);
 
 /// A clip with the words to put above it.
@@ -91,7 +92,7 @@ fn enlarged(clip: &Clip, frame: usize, factor: usize) -> RgbImage {
 }
 
 /// Writes in an 8 x 8 font; letters that the canvas has no room for are left out.
-fn write(canvas: &mut RgbImage, text: &str, left: u32, top: u32) {
+pub fn write(canvas: &mut RgbImage, text: &str, left: u32, top: u32) {
     for (at, letter) in text.bytes().enumerate() {
         let rows = BASIC_LEGACY.get(usize::from(letter)).unwrap_or(&BASIC_LEGACY[usize::from(b'?')]);
         let left = left + at as u32 * LETTER;

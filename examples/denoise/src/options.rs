@@ -224,18 +224,33 @@ pub struct Options {
     pub list_conditions: bool,
 }
 
-fn whole(text: &str) -> Result<usize, String> {
+/// A whole number.
+///
+/// # Errors
+///
+/// What was expected and what came.
+pub fn whole(text: &str) -> Result<usize, String> {
     text.trim().parse().map_err(|_| format!("expected a whole number of at least 0, got {text}"))
 }
 
-fn count(text: &str) -> Result<usize, String> {
+/// A whole number of at least 1.
+///
+/// # Errors
+///
+/// What was expected and what came.
+pub fn count(text: &str) -> Result<usize, String> {
     match whole(text) {
         Ok(value) if value > 0 => Ok(value),
         _ => Err(format!("expected a whole number of at least 1, got {text}")),
     }
 }
 
-fn number(text: &str) -> Result<f64, String> {
+/// A finite number.
+///
+/// # Errors
+///
+/// What was expected and what came.
+pub fn number(text: &str) -> Result<f64, String> {
     match text.trim().parse::<f64>() {
         Ok(value) if value.is_finite() => Ok(value),
         _ => Err(format!("expected a number, got {text}")),

@@ -1,9 +1,10 @@
 //! Everything that a run was told and found out, for `report.json`.
 
-use mcsparse::{McSparseConfig, StepKind};
+use mcsparse::{McSparseConfig, Plan, StepKind};
 use serde::Serialize;
 
 use crate::device::{DType, DeviceName};
+use crate::method::Method;
 use crate::metrics::Psnr;
 use crate::options::{Baseline, SamplerName};
 use crate::settings::Settings;
@@ -151,7 +152,32 @@ pub struct StageReport {
     pub seconds: f64,
 }
 
+impl Calls {
+    /// Steps of a plan by kind.
+    pub fn of_plan(plan: &Plan) -> Self {
+        let count = |kind| plan.count(kind);
+        Self { dense: count(StepKind::Dense), anchor: count(StepKind::Anchor), reuse: count(StepKind::Reuse) }
+    }
+}
+
 impl ArmReport {
+    /// What `method` says of a run of `seconds`; its stages are those of a run of `timed_seconds`, another one if
+    /// `apart`.
+    pub fn new(method: &Method, seconds: f64, timed_seconds: f64, apart: bool) -> Self {
+        let mut report = Self {
+            seconds,
+            calls: method.calls(),
+            anchors: method.anchors(),
+            effective_density: method.effective_density(),
+            stages: method.stages(),
+            rest_seconds: 0.0,
+            stages_timed_apart: apart,
+            cache_bytes: method.cache_bytes(),
+        };
+        report.rest_seconds = timed_seconds - report.attention_seconds();
+        report
+    }
+
     /// Time of all stages of attention.
     pub fn attention_seconds(&self) -> f64 {
         self.stages.iter().map(|stage| stage.seconds).sum()
@@ -162,7 +188,6 @@ impl Report {
     /// Puts the report together.
     pub fn new(settings: &Settings, quality: Quality, dense: ArmReport, sparse: ArmReport) -> Self {
         let (preset, options) = (settings.preset, &settings.options);
-        let count = |kind| settings.plan.count(kind);
         Self {
             model: ModelReport {
                 name: preset.name,
@@ -186,11 +211,7 @@ impl Report {
             },
             mcsparse: settings.config.clone(),
             keys: KeyReport { kept: settings.budget.keys, density: settings.budget.key_density() },
-            steps: Calls {
-                dense: count(StepKind::Dense),
-                anchor: count(StepKind::Anchor),
-                reuse: count(StepKind::Reuse),
-            },
+            steps: Calls::of_plan(&settings.plan),
             quality,
             speed_up: dense.seconds / sparse.seconds,
             attention_speed_up: dense.attention_seconds() / sparse.attention_seconds(),

@@ -18,7 +18,7 @@ use crate::report::ArmReport;
 use crate::settings::Settings;
 
 /// Steps of the rehearsal in which a device compiles its kernels: one anchor, one reuse.
-const REHEARSAL: usize = 2;
+pub const REHEARSAL: usize = 2;
 /// How often the progress bar shows the time.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -93,17 +93,7 @@ impl<'a> Job<'a> {
             attention = method(config, steps, true)?;
             timed_seconds = self.denoise(&format!("{title}: stages"), steps, &mut attention)?.1;
         }
-        let mut report = ArmReport {
-            seconds,
-            calls: attention.calls(),
-            anchors: attention.anchors(),
-            effective_density: attention.effective_density(),
-            stages: attention.stages(),
-            rest_seconds: 0.0,
-            stages_timed_apart: queued,
-            cache_bytes: attention.cache_bytes(),
-        };
-        report.rest_seconds = timed_seconds - report.attention_seconds();
+        let report = ArmReport::new(&attention, seconds, timed_seconds, queued);
         Ok(Arm { clip, report })
     }
 
@@ -132,7 +122,8 @@ impl<'a> Job<'a> {
     }
 }
 
-fn progress(title: &str, steps: usize, quiet: bool) -> ProgressBar {
+/// A bar over denoising steps.
+pub fn progress(title: &str, steps: usize, quiet: bool) -> ProgressBar {
     // Indicatif draws to terminals only, so logs stay clean.
     let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let style = ProgressStyle::with_template("{prefix:20} {bar:40} {pos}/{len} steps, {elapsed} of about {duration}");

@@ -73,7 +73,7 @@ impl Settings {
 
         let config = config(options, preset);
         let tokens = preset.tokens(frames);
-        let named = |error| named(error, options);
+        let named = |error| named(error, options.every.is_some(), options.anchors.is_some());
         config.validate().map_err(named)?;
         let plan = config.schedule.plan(steps).map_err(named)?;
         let budget = config.budget_for(tokens).map_err(named)?;
@@ -117,14 +117,15 @@ fn config(options: &Options, preset: &Preset) -> McSparseConfig {
         })
 }
 
-/// The refusal of the library with the option's name in place of the setting's.
-fn named(error: mcsparse::Error, options: &Options) -> Error {
+/// The refusal of the library with the option's name in place of the setting's; `every` and `anchors` say whether these
+/// options were given.
+pub fn named(error: mcsparse::Error, every: bool, anchors: bool) -> Error {
     match error {
         mcsparse::Error::InvalidConfig { argument, expected, got } => {
             let option = match argument {
-                "anchors" if options.every.is_some() => "every",
+                "anchors" if every => "every",
                 // Without anchors of one's own, the warm-up alone decides where the anchor is.
-                "anchors" if options.anchors.is_none() => "warm_up",
+                "anchors" if !anchors => "warm_up",
                 "residual_gain.decay" => "residual_decay",
                 argument => argument,
             };

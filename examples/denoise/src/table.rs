@@ -7,9 +7,9 @@ use crate::options::Baseline;
 use crate::report::{ArmReport, Report, StageReport};
 
 /// Columns of text that the table takes at most.
-const WIDTH: u16 = 110;
+pub const WIDTH: u16 = 110;
 /// The stages in the order in which they run.
-const STAGES: [&str; 6] =
+pub const STAGES: [&str; 6] =
     ["dense attention", "grouping", "selection", "cache encoding", "cache decoding", "sparse attention"];
 /// One that runs only if it is asked for.
 const TAIL: &str = "tail by block means";
@@ -83,7 +83,8 @@ fn join(steps: &[usize]) -> String {
     format!("at steps {}", steps.join(", "))
 }
 
-fn stage_times(arm: &ArmReport, stage: &str) -> String {
+/// The times of a stage and the kernels that ran it.
+pub fn stage_times(arm: &ArmReport, stage: &str) -> String {
     let lines: Vec<_> = arm.stages.iter().filter(|record| record.stage == stage).map(stage_line).collect();
     if lines.is_empty() { "-".into() } else { lines.join("\n") }
 }
@@ -97,11 +98,13 @@ fn stage_line(record: &StageReport) -> String {
     format!("{} by {by}", seconds(record.seconds))
 }
 
-fn seconds(value: f64) -> String {
+/// Seconds, for people.
+pub fn seconds(value: f64) -> String {
     format!("{value:.2} s")
 }
 
-fn faster(value: f64, times: f64) -> String {
+/// Seconds and how many times as fast as another run that is.
+pub fn faster(value: f64, times: f64) -> String {
     format!("{}, {times:.2} x as fast", seconds(value))
 }
 
@@ -109,6 +112,7 @@ fn decibel(value: f64) -> String {
     if value.is_infinite() { "infinite".into() } else { format!("{value:.2} dB") }
 }
 
-fn mebibytes(bytes: usize) -> String {
+/// Bytes, for people.
+pub fn mebibytes(bytes: usize) -> String {
     if bytes == 0 { "-".into() } else { format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)) }
 }

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use mcsparse::check::Problem;
 use mcsparse::ops::{self, Kernels, Stage};
 use mcsparse::{Error, SelfAttention};
-use mcsparse_layers::{Pairs, Rotation, modulated_norm, norm_and_rotate};
+use mcsparse_layers::{HeadNorm, Pairs, gated_add, layer_norm, modulated_norm, norm_and_rotate, rms_norm};
 
 use crate::rotary::Rotary;
 use crate::shape::{Mlp, Shape};
@@ -44,21 +44,37 @@ impl Linear {
 /// Attention to text tokens, whose keys and values every step shares.
 #[derive(Debug, Clone)]
 pub struct Cross {
-    query: Linear,
-    output: Linear,
-    norm: [Tensor<1>; 2],
-    weight: Tensor<1>,
-    /// Cosines and sines of no rotation.
-    still: [Tensor<2>; 2],
-    keys: Tensor<4>,
-    values: Tensor<4>,
+    /// Query projection.
+    pub query: Linear,
+    /// Output projection.
+    pub output: Linear,
+    /// Weight and bias of the layer norm before it, f32.
+    pub norm: [Tensor<1>; 2],
+    /// Weights of the norm of queries, f32.
+    pub weight: Tensor<1>,
+    /// Keys of the text, `[1, heads, text tokens, head_dim]`.
+    pub keys: Tensor<4>,
+    /// Values of the text.
+    pub values: Tensor<4>,
+}
+
+/// What a cross-attention works out on its way.
+#[derive(Debug)]
+pub struct CrossSteps {
+    /// Hidden states after the norm.
+    pub normed: Tensor<2>,
+    /// Queries before their norm, `[tokens, inner]`.
+    pub projected: Tensor<2>,
+    /// Queries, `[1, heads, tokens, head_dim]`.
+    pub query: Tensor<4>,
+    /// What attention returns, `[tokens, inner]`.
+    pub attended: Tensor<2>,
 }
 
 /// One block.
 #[derive(Debug, Clone)]
 pub struct Block {
     shape: Shape,
-    dtype: DType,
     /// Shift, scale and gate of self-attention, then of the feed-forward network; f32 `[hidden]`.
     pub modulation: [Tensor<1>; 6],
     /// Query projection.
@@ -98,8 +114,6 @@ impl Block {
                 output: layer(inner, hidden),
                 norm: [weight(hidden), normal([hidden], 0.1, device)],
                 weight: weight(norm_size),
-                still: [1.0, 0.0]
-                    .map(|turn| Tensor::full([shape.tokens(), shape.head_dim / 2], turn, (device, DType::F32))),
                 keys: text(),
                 values: text(),
             }
@@ -118,7 +132,6 @@ impl Block {
             rotary: Rotary::new(shape, device),
             cross,
             mlp,
-            dtype,
             shape: shape.clone(),
         }
     }
@@ -137,13 +150,13 @@ impl Block {
     /// Root-mean-square norm of queries (0) or keys (1) and their rotation: `[tokens, heads, head_dim]`.
     pub fn norm_and_rotate(&self, x: Tensor<2>, which: usize) -> Tensor<3> {
         let Rotary { cos, sin } = self.rotary.clone();
-        norm_and_rotate(x, self.norms[which].clone(), cos, sin, self.rotation())
+        // As in Wan and HunyuanVideo.
+        norm_and_rotate(x, self.norms[which].clone(), [cos, sin], self.head_norm(), Pairs::Neighbours)
     }
 
-    /// Neighbouring values turn together, as in Wan and HunyuanVideo.
-    fn rotation(&self) -> Rotation {
+    fn head_norm(&self) -> HeadNorm {
         let Shape { heads, norm_all_heads: all_heads, .. } = self.shape;
-        Rotation { heads, all_heads, pairs: Pairs::Neighbours, eps: EPS }
+        HeadNorm { heads, all_heads, eps: EPS }
     }
 
     /// `[1, heads, tokens, head_dim]` as attention takes it, a view.
@@ -171,23 +184,29 @@ impl Block {
     }
 
     fn gated_add(&self, x: Tensor<2>, update: Tensor<2>, gate: usize) -> Tensor<2> {
-        let gate = self.modulation[gate].clone().unsqueeze::<2>();
-        (update.cast(DType::F32) * gate + x.cast(DType::F32)).cast(self.dtype)
+        gated_add(x, update, self.modulation[gate].clone().unsqueeze(), None)
     }
 
     /// `x` plus its attention to the text, where there is a cross-attention.
     pub fn add_cross(&self, x: Tensor<2>) -> Tensor<2> {
-        let Some(cross) = &self.cross else { return x };
+        match &self.cross {
+            Some(cross) => x.clone() + cross.output.forward(self.attend_to_text(cross, x).attended),
+            None => x,
+        }
+    }
+
+    /// The attention of `x` to the text and what leads to it.
+    pub fn attend_to_text(&self, cross: &Cross, x: Tensor<2>) -> CrossSteps {
         let [weight, bias] = cross.norm.clone();
-        let normed = modulated_norm(x.clone(), weight.sub_scalar(1.0), bias, EPS);
-        let [cos, sin] = cross.still.clone();
-        let query = norm_and_rotate(cross.query.forward(normed), cross.weight.clone(), cos, sin, self.rotation());
-        let (query, key, value) = (self.heads(query), cross.keys.clone(), cross.values.clone());
+        let normed = layer_norm(x, weight, bias, EPS);
+        let projected = cross.query.forward(normed.clone());
+        let query = self.heads(rms_norm(projected.clone(), cross.weight.clone(), self.head_norm()));
+        let (key, value) = (cross.keys.clone(), cross.values.clone());
         let problem = Problem::of(&query, &key, &value).expect("sizes of one block");
         let route = ops::route(Stage::Dense, &problem, Kernels::Auto);
         let scale = (self.shape.head_dim as f64).powf(-0.5);
-        let output = ops::dense_attention(&route, query, key, value, scale, WORKSPACE).0;
-        x + cross.output.forward(self.tokens(output))
+        let output = ops::dense_attention(&route, query.clone(), key, value, scale, WORKSPACE).0;
+        CrossSteps { normed, projected, query, attended: self.tokens(output) }
     }
 
     /// What is inside the feed-forward network, before the last layer.

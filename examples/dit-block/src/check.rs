@@ -1,11 +1,14 @@
 //! Nothing wrong is timed: sampled rows of every part and kind of step against plain loops in f64 on the host.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::tensor::{DType, Int, Tensor};
 use denoise::Error;
 
 use crate::block::{Block, EPS};
 use crate::measure::Bench;
 use crate::rotary::angles;
+use crate::shape::Shape;
 use crate::steps::{Calls, Kind, LAYER};
 
 /// Rows that are looked at, and columns of a product.
@@ -18,6 +21,7 @@ const SAMPLED: usize = 6;
 /// [`Error::Run`] naming the first thing that is off by more than its dtype allows.
 pub fn check(bench: &Bench) -> Result<(), Error> {
     parts(bench)?;
+    cross_attention(bench)?;
     attention(bench)
 }
 
@@ -44,14 +48,10 @@ fn parts(bench: &Bench) -> Result<(), Error> {
     let (block, x, shape) = (bench.block, bench.x, &bench.settings.shape);
     let limit = limit(bench.settings.dtype.burn());
     let [shift, scale, gate] = [0, 1, 2].map(|i| floats(&block.modulation[i]));
+    let factor: Vec<f64> = scale.iter().map(|scale| 1.0 + scale).collect();
     let normed = block.norm(x.clone(), 0);
     for i in sampled(shape.tokens()) {
-        let (row, n) = (row(x, i), shape.hidden as f64);
-        let mean = row.iter().sum::<f64>() / n;
-        let deviation = (row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n + EPS).sqrt();
-        let expected: Vec<f64> =
-            row.iter().zip(&scale).zip(&shift).map(|((x, a), b)| (x - mean) / deviation * (1.0 + a) + b).collect();
-        judge("norm", &self::row(&normed, i), &expected, limit)?;
+        judge("norm", &row(&normed, i), &layer_norm(&row(x, i), &factor, &shift), limit)?;
     }
     let projected = block.project(normed.clone());
     for (layer, output) in [&block.query, &block.key, &block.value].into_iter().zip(&projected) {
@@ -63,7 +63,8 @@ fn parts(bench: &Bench) -> Result<(), Error> {
         let weight = floats(&block.norms[which]);
         for i in sampled(shape.tokens()) {
             let (row, turned) = (row(projected, i), row(&rotated, i));
-            judge("QK norm and RoPE", &turned, &rotate(bench, &row, &weight, i), limit)?;
+            let expected = rotate(shape, &row, &weight, &angles(shape, i));
+            judge("QK norm and RoPE", &turned, &expected, limit)?;
         }
     }
     let flat = projected[2].clone();
@@ -125,19 +126,60 @@ fn activated(block: &Block, x: &[f64]) -> Vec<f64> {
     columns(ffn).map(inside).collect()
 }
 
-fn rotate(bench: &Bench, row: &[f64], weight: &[f64], token: usize) -> Vec<f64> {
-    let shape = &bench.settings.shape;
+/// A layer norm with weights and bias.
+fn layer_norm(row: &[f64], weight: &[f64], bias: &[f64]) -> Vec<f64> {
+    let n = row.len() as f64;
+    let mean = row.iter().sum::<f64>() / n;
+    let deviation = (row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n + EPS).sqrt();
+    row.iter().zip(weight).zip(bias).map(|((x, a), b)| (x - mean) / deviation * a + b).collect()
+}
+
+/// Sampled rows of the attention to the text and of all that leads to it and from it.
+fn cross_attention(bench: &Bench) -> Result<(), Error> {
+    let (block, x, shape) = (bench.block, bench.x, &bench.settings.shape);
+    let Some(cross) = &block.cross else { return Ok(()) };
+    let limit = limit(bench.settings.dtype.burn());
+    let steps = block.attend_to_text(cross, x.clone());
+    let [weight, bias] = cross.norm.each_ref().map(floats);
+    product("query of the cross-attention", &steps.normed, &cross.query, &steps.projected, limit)?;
+    let query = block.tokens(steps.query.clone());
+    let (still, weights) = (vec![0.0; shape.head_dim / 2], floats(&cross.weight));
+    for i in sampled(shape.tokens()) {
+        let expected = layer_norm(&row(x, i), &weight, &bias);
+        judge("norm before the cross-attention", &row(&steps.normed, i), &expected, limit)?;
+        let expected = rotate(shape, &row(&steps.projected, i), &weights, &still);
+        judge("query norm of the cross-attention", &row(&query, i), &expected, limit)?;
+    }
+    let qkv = [steps.query, cross.keys.clone(), cross.values.clone()];
+    for head in [0, shape.heads - 1].map(|head| Head::new(head, &qkv)) {
+        let columns = head.index * shape.head_dim..(head.index + 1) * shape.head_dim;
+        let output = steps.attended.clone().slice_dim(1, columns);
+        let keys: Vec<usize> = (0..shape.cross_text).collect();
+        for i in sampled(shape.tokens()) {
+            judge("cross-attention", &row(&output, i), &head.attend(i, &keys), limit)?;
+        }
+    }
+    let update = cross.output.forward(steps.attended.clone());
+    product("output of the cross-attention", &steps.attended, &cross.output, &update, limit)?;
+    let output = block.add_cross(x.clone());
+    for i in sampled(shape.tokens()) {
+        let expected: Vec<f64> = row(x, i).iter().zip(row(&update, i)).map(|(x, u)| x + u).collect();
+        judge("sum after the cross-attention", &row(&output, i), &expected, limit)?;
+    }
+    Ok(())
+}
+
+/// The norm of queries or keys and their rotation by `angles`.
+fn rotate(shape: &Shape, row: &[f64], weight: &[f64], angles: &[f64]) -> Vec<f64> {
     let dim = shape.head_dim;
     let square = |values: &[f64]| (values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64 + EPS).sqrt();
     let whole = square(row);
-    let angles = angles(shape, token);
     row.chunks(dim)
         .enumerate()
         .flat_map(|(head, values)| {
             let size = if shape.norm_all_heads { whole } else { square(values) };
             let weight = if shape.norm_all_heads { &weight[head * dim..][..dim] } else { weight };
             let x: Vec<f64> = values.iter().zip(weight).map(|(x, w)| x / size * w).collect();
-            let angles = &angles;
             let turned = move |c: usize| {
                 let (a, b, angle) = (x[c / 2 * 2], x[c / 2 * 2 + 1], angles[c / 2]);
                 if c.is_multiple_of(2) { a * angle.cos() - b * angle.sin() } else { b * angle.cos() + a * angle.sin() }
@@ -153,10 +195,21 @@ fn attention(bench: &Bench) -> Result<(), Error> {
     let limit = limit(settings.dtype.burn());
     let qkv = bench.block.qkv(bench.x.clone());
     let heads: Vec<Head> = [0, shape.heads - 1].map(|head| Head::new(head, &qkv)).into();
-    for kind in [Kind::Dense, Kind::Anchor, Kind::Reuse] {
+    for kind in Kind::ALL {
         let mut calls = Calls::new(kind, settings, &qkv)?;
-        let [q, k, v] = qkv.clone();
-        let output = calls.attention()?.attend(LAYER, q, k, v)?;
+        let mut attend = || {
+            let [q, k, v] = qkv.clone();
+            Ok::<_, Error>(calls.attention()?.attend(LAYER, q, k, v)?)
+        };
+        let output = match kind {
+            // It is timed only where it may keep its scores, and where it does not panic.
+            Kind::Burn if settings.score_bytes() > settings.burn_bytes => continue,
+            Kind::Burn => match catch_unwind(AssertUnwindSafe(attend)) {
+                Ok(output) => output?,
+                Err(_) => continue,
+            },
+            _ => attend()?,
+        };
         let lists = match kind {
             Kind::Reuse => Some(calls.run().and_then(|run| run.cache().slots().first()).expect("an anchor filled it")),
             _ => None,

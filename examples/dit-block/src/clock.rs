@@ -9,7 +9,7 @@ use serde::Serialize;
 /// A sample lasts at least this long if calls are that short, so that launching and waiting do not count.
 const SAMPLE: f64 = 0.01;
 /// What the outputs of a sample may take: they live until it ends, since a lazy backend may leave out what nobody holds.
-const OUTPUT_BYTES: usize = 2 << 30;
+pub(crate) const OUTPUT_BYTES: usize = 2 << 30;
 /// Calls of a sample at most.
 const CALLS: usize = 64;
 

@@ -11,6 +11,7 @@ pub mod clock;
 pub mod devices;
 pub mod inputs;
 pub mod measure;
+pub mod memory;
 pub mod options;
 pub mod plot;
 pub mod report;
@@ -29,6 +30,7 @@ use mcsparse::MetaCache;
 
 use block::Block;
 use measure::Bench;
+use memory::Estimate;
 use report::{CacheReport, Report, TransferReport};
 use settings::Settings;
 use steps::Kind;
@@ -43,6 +45,14 @@ pub use options::Options;
 /// afterwards.
 pub fn start(options: &Options) -> Result<(), Error> {
     let settings = Settings::resolve(options)?;
+    let estimate = Estimate::of(&settings, options.full)?;
+    if options.dry_run || !options.quiet {
+        eprintln!("memory: about {estimate}");
+    }
+    estimate.check(settings.memory)?;
+    if options.dry_run {
+        return Ok(());
+    }
     files::writable_folder(&options.out)?;
     let device = options.device.open(settings.dtype)?;
     let bar = progress(&settings, options);
@@ -69,7 +79,7 @@ pub fn start(options: &Options) -> Result<(), Error> {
     let run = run::summarize(&settings, &kinds, measured.map(|(times, _)| times))?;
     let transfers = measured.and_then(|(_, transfers)| TransferReport::of(transfers));
     let peak = device.memory_pool_usage().map(|usage| usage.bytes_reserved).filter(|&bytes| bytes > 0);
-    let report = Report::new(options, &settings, parts, kinds, stages, scaling, cache, peak, run, transfers);
+    let report = Report::new(options, &settings, parts, kinds, stages, scaling, cache, estimate, peak, run, transfers);
 
     let (json, svg) = (options.out.join("block.json"), options.out.join("block.svg"));
     let text = serde_json::to_string_pretty(&report).map_err(|error| Error::run("the report", error))?;

@@ -49,13 +49,15 @@ impl Bench<'_> {
         add("norm and modulation", 2, self.time("norms", outer, || Ok(block.norm(x.clone(), 0)))?);
         let normed = block.norm(x.clone(), 0);
         add("query, key and value", 1, self.time("projections", 3 * inner, || Ok(block.project(normed.clone())))?);
-        let [query, key, value] = block.project(normed);
+        let [query, key, _] = block.project(normed);
         let rotate = || Ok([block.norm_and_rotate(query.clone(), 0), block.norm_and_rotate(key.clone(), 1)]);
         add("QK norm and RoPE", 1, self.time("QK norm and RoPE", 2 * inner, rotate)?);
         drop((query, key));
-        // Heads before tokens in memory, as attention writes its output.
-        let [tokens, heads, dim] = [shape.tokens(), shape.heads, shape.head_dim];
-        let output = value.reshape([heads, tokens, dim]).unsqueeze_dim::<4>(0);
+        // In memory as attention leaves it.
+        let qkv = block.qkv(x.clone());
+        let mut calls = Calls::new(Kind::Dense, self.settings, &qkv)?;
+        let [q, k, v] = qkv;
+        let output = calls.attention()?.attend(LAYER, q, k, v)?;
         let copy = || Ok(block.tokens(output.clone()));
         add("layout of the output", 1, self.time("layout", inner, copy)?);
         let flat = block.tokens(output);

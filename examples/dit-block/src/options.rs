@@ -142,6 +142,14 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub samples: usize,
 
+    /// Memory that the device has; what would take more is refused before anything is made
+    #[arg(long, value_name = "GIB")]
+    pub memory: Option<f64>,
+
+    /// Say what memory it will take and stop
+    #[arg(long)]
+    pub dry_run: bool,
+
     /// Compare sampled rows of everything that is timed with sums in f64 first; stop if anything is wrong
     #[arg(long)]
     pub check: bool,

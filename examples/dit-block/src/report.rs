@@ -5,6 +5,7 @@ use mcsparse::{McSparseConfig, Transfers};
 use serde::Serialize;
 
 use crate::clock::Time;
+use crate::memory::Estimate;
 use crate::options::{Inputs, Options};
 use crate::run::RunTimes;
 use crate::settings::Settings;
@@ -40,6 +41,8 @@ pub struct Report {
     pub scaling: Vec<ScalingReport>,
     /// The cache of one layer and branch.
     pub cache: CacheReport,
+    /// What it was expected to take.
+    pub memory_estimate: Estimate,
     /// Bytes that the device had reserved after everything, the most that were ever needed; none if it does not say.
     pub peak_bytes: Option<u64>,
     /// Whether sampled rows of everything were compared with sums in f64 before.
@@ -183,6 +186,7 @@ impl Report {
         stages: Vec<StageReport>,
         scaling: Vec<ScalingReport>,
         cache: CacheReport,
+        memory_estimate: Estimate,
         peak_bytes: Option<u64>,
         run: RunReport,
         transfers: Option<TransferReport>,
@@ -201,6 +205,7 @@ impl Report {
             stages,
             scaling,
             cache,
+            memory_estimate,
             peak_bytes,
             checked: options.check,
             run,

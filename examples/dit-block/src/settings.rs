@@ -27,6 +27,8 @@ pub struct Settings {
     pub samples: usize,
     /// Where the caches of a full run wait.
     pub placement: Placement,
+    /// Bytes that there are, if that was said.
+    pub memory: Option<usize>,
 }
 
 impl Settings {
@@ -40,6 +42,9 @@ impl Settings {
         let shape = shape(options)?;
         if options.samples == 0 {
             return Err(Error::option("--samples", "at least 1", 0));
+        }
+        if let Some(memory) = options.memory.filter(|memory| !(memory.is_finite() && *memory > 0.0)) {
+            return Err(Error::option("--memory", "a positive number", memory));
         }
         if !(1..=shape.heads).contains(&options.devices) {
             return Err(Error::option("--devices", format!("1 to {}, the heads", shape.heads), options.devices));
@@ -70,6 +75,7 @@ impl Settings {
             inputs: options.inputs,
             samples: options.samples,
             placement: options.placement,
+            memory: options.memory.map(|gib| (gib * f64::from(1 << 30)) as usize),
             shape,
             config,
             plan,
@@ -159,6 +165,7 @@ mod tests {
             ("--steps 4 --warm-up 4", "--warm-up: expected fewer than the 4 steps"),
             ("--devices 3", "--devices: expected 1 to 2, the heads, got 3"),
             ("--samples 0", "--samples: expected at least 1, got 0"),
+            ("--memory 0", "--memory: expected a positive number, got 0"),
             ("--group-size 0", "--group-size: expected at least 1"),
         ] {
             let error = resolve(arguments).unwrap_err();

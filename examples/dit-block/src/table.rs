@@ -104,7 +104,8 @@ pub fn table(report: &Report) -> Table {
         );
     }
     if let Some(peak) = report.peak_bytes {
-        row("memory reserved at most".into(), None, mebibytes(peak as usize));
+        let expected = mebibytes(report.memory_estimate.total());
+        row("memory reserved at most".into(), None, format!("{}, {expected} were expected", mebibytes(peak as usize)));
     }
     let run = &report.run;
     let how = if run.measured { "measured" } else { "added up" };

@@ -67,6 +67,42 @@ fn joined_tokens_are_sinks_and_a_run_is_really_run() {
 }
 
 #[test]
+fn every_model_runs_from_the_command_line() {
+    // Their blocks at a size for a CPU: kinds of norm, feed-forward network and joined tokens stay.
+    let small = "--device flex --grid 3,6,8 --heads 2 --head-dim 16 --hidden 24 --ffn 40 --layers 2 --steps 5 --group-size 16 \
+                 --samples 1 --check --density 0.25 --residual-form fp8";
+    for (model, more, tokens, mlp, cross) in [
+        ("wan2.1-1.3b-480p", "--cross-text 7", 144, "gelu", true),
+        ("wan2.1-14b-720p", "--cross-text 7", 144, "gelu", true),
+        ("hunyuanvideo-720p", "--suffix 5", 149, "gelu", false),
+        ("minimax-h3-768p", "--prefix 9", 153, "swiglu", false),
+    ] {
+        let (table, report) = success(&format!("{small} --model {model} {more}"));
+        assert_eq!((&report["model"], &report["tokens"]), (&model.into(), &tokens.into()), "{table}");
+        assert_eq!((&report["shape"]["mlp"], &report["checked"]), (&mlp.into(), &true.into()));
+        assert_eq!(table.contains("cross-attention"), cross, "{table}");
+        // Burn's own attention is among what was checked and timed.
+        assert!(report["kinds"][0]["attention"]["median"].as_f64().unwrap() > 0.0, "{table}");
+    }
+}
+
+#[test]
+fn memory_is_said_before_and_refused_with_bytes() {
+    let folder = TempDir::new().unwrap();
+    let model = "--device flex --dtype bf16 --model minimax-h3-768p --density 0.25 --residual-form fp8";
+    let output = run(&format!("{model} --dry-run --memory 141"), folder.path());
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    // 102,816 grouped tokens of 56 heads: 4 bytes of order, 804 groups of 13,024 bytes of bitmap, 130 bytes a row.
+    assert!(stderr.contains("memory: about ") && stderr.contains("caches 2590.0 MiB"), "{stderr}");
+    let output = run(&format!("{model} --memory 8"), folder.path());
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("bytes are needed") && stderr.contains("8589934592 are there"), "{stderr}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn bad_options_end_with_2_and_make_nothing() {
     let folder = TempDir::new().unwrap();
     for (arguments, expected) in [

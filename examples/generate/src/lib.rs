@@ -141,12 +141,24 @@ fn denoise(
         Method::Both => &[false, true],
     };
     let each = |run: &dyn Fn(bool) -> Result<Arm, Error>| {
+        let compared = arms.len() > 1;
         let one = |&sparse: &bool| {
+            if let Some(arm) = if compared { job.finished(sparse)? } else { None } {
+                println!("{}: finished before the interruption", run::arm_name(sparse));
+                return Ok((sparse, arm));
+            }
             let arm = run(sparse)?;
             println!("{}", job.write(sparse, &arm)?.display());
+            if compared {
+                job.keep_finished(sparse, &arm)?;
+            }
             Ok((sparse, arm))
         };
-        arms.iter().map(one).collect::<Result<BTreeMap<_, _>, Error>>()
+        let all = arms.iter().map(one).collect::<Result<BTreeMap<_, _>, Error>>()?;
+        if compared {
+            job.forget_finished();
+        }
+        Ok(all)
     };
     let unipc =
         |steps: usize| -> Result<Box<dyn Sampler>, mcsparse::Error> { Ok(Box::new(UniPc::wan(steps, video.shift)?)) };

@@ -65,10 +65,8 @@ impl Estimate {
         let mut cache = 0;
         if method != Method::Dense {
             let sink = SinkTokens { prefix: 0, suffix: sequence.others, within_budget: false };
-            let budget = McSparseConfig { sink, ..config.clone() }.budget_for(tokens)?;
-            let groups = sequence.video.div_ceil(config.group_size);
-            let slot = heads
-                * (4 * sequence.video + 4 * groups * budget.keys + sequence.video * head_dim * dtype.burn().size());
+            let config = McSparseConfig { sink, ..config.clone() };
+            let slot = config.slot_bytes(tokens, heads, head_dim, dtype.burn())?.total();
             let experts = if matches!(form, Form::Wan { boundary: Some(_), .. }) { 2 } else { 1 };
             let sparse = layers - config.dense_layers.iter().filter(|&&layer| layer < layers).count();
             cache = (slot * sparse * sequence.branches * experts) as u64;

@@ -9,6 +9,7 @@ use mcsparse::{McSparseConfig, Schedule, StepKind};
 use mcsparse_dit::minimax_h3::{self, H3Conditions, H3Euler, H3Velocity, MiniMaxH3};
 use mcsparse_dit::sampler::Sampler;
 use mcsparse_dit::{Conditions, VelocityModel, resume};
+use serde::{Deserialize, Serialize};
 
 use crate::attention::{Run, kinds};
 use crate::clock::{Clock, Part, sync};
@@ -65,6 +66,41 @@ impl Arm {
     }
 }
 
+/// An [`Arm`] but for its latents.
+#[derive(Serialize, Deserialize)]
+struct ArmRecord {
+    /// Kind and seconds.
+    steps: Vec<(StepKind, f64)>,
+    cache_bytes: usize,
+    effective_density: f64,
+    report: String,
+    resumed_at: usize,
+}
+
+impl ArmRecord {
+    fn of(arm: &Arm) -> Self {
+        Self {
+            steps: arm.steps.iter().map(|(kind, time)| (*kind, time.as_secs_f64())).collect(),
+            cache_bytes: arm.cache_bytes,
+            effective_density: arm.effective_density,
+            report: arm.report.clone(),
+            resumed_at: arm.resumed_at,
+        }
+    }
+
+    fn with(self, latents: Vec<(String, TensorData)>) -> Arm {
+        let time = |(kind, seconds): (StepKind, f64)| (kind, Duration::from_secs_f64(seconds.max(0.0)));
+        Arm {
+            latents,
+            steps: self.steps.into_iter().map(time).collect(),
+            cache_bytes: self.cache_bytes,
+            effective_density: self.effective_density,
+            report: self.report,
+            resumed_at: self.resumed_at,
+        }
+    }
+}
+
 impl Job<'_> {
     /// Kinds of the steps from `from` on; all dense for the dense arm.
     fn kinds(&self, sparse: bool, steps: usize, first_steps: &[usize], from: usize) -> Result<Vec<StepKind>, Error> {
@@ -80,16 +116,13 @@ impl Job<'_> {
         self.out.join(format!("{arm}.partial.safetensors"))
     }
 
-    /// The state of an unfinished run of these settings.
-    fn state(&self, arm: &str) -> Result<Option<(usize, TensorFile)>, Error> {
-        let path = self.state_file(arm);
+    /// A file of an unfinished run of these settings.
+    fn unfinished(&self, path: &Path) -> Result<Option<TensorFile>, Error> {
         if !path.exists() {
             return Ok(None);
         }
-        let file = TensorFile::open(&path)?;
-        let mut metadata = file.metadata();
-        let step = metadata.remove("step").and_then(|step| step.parse().ok());
-        let Some(step) = step else { return Err(Error::run(path.display(), "expected a step in its metadata")) };
+        let file = TensorFile::open(path)?;
+        let metadata = file.metadata();
         for (key, value) in &self.settings {
             let got = metadata.get(key).map_or("nothing", |got| got.as_str());
             if got != value {
@@ -99,7 +132,54 @@ impl Job<'_> {
                 return Err(Error::run(path.display(), why));
             }
         }
+        Ok(Some(file))
+    }
+
+    /// The state of an unfinished run of these settings.
+    fn state(&self, arm: &str) -> Result<Option<(usize, TensorFile)>, Error> {
+        let path = self.state_file(arm);
+        let Some(file) = self.unfinished(&path)? else { return Ok(None) };
+        let step = file.metadata().get("step").and_then(|step| step.parse().ok());
+        let step = step.ok_or_else(|| Error::run(path.display(), "expected a step in its metadata"))?;
         Ok(Some((step, file)))
+    }
+
+    fn finished_file(&self, sparse: bool) -> PathBuf {
+        self.out.join(format!("{}.finished.safetensors", arm_name(sparse)))
+    }
+
+    /// The arm of a comparison that an interrupted run of these settings had finished.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if there is one of other settings, or it cannot be read.
+    pub fn finished(&self, sparse: bool) -> Result<Option<Arm>, Error> {
+        let path = self.finished_file(sparse);
+        let Some(file) = self.unfinished(&path)? else { return Ok(None) };
+        let record = file.metadata().get("arm").and_then(|arm| serde_json::from_str::<ArmRecord>(arm).ok());
+        let record = record.ok_or_else(|| Error::run(path.display(), "expected an arm in its metadata"))?;
+        let latents: Result<_, Error> =
+            file.names().into_iter().map(|name| Ok((name.clone(), file.data(&name)?))).collect();
+        Ok(Some(record.with(latents?)))
+    }
+
+    /// Keeps an arm of a comparison until all are finished.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if it cannot be written.
+    pub fn keep_finished(&self, sparse: bool, arm: &Arm) -> Result<(), Error> {
+        let mut metadata = self.settings.clone();
+        metadata.insert("arm".into(), serde_json::to_string(&ArmRecord::of(arm)).expect("plain data"));
+        tensors::write(&self.finished_file(sparse), arm.latents.clone(), metadata)
+    }
+
+    /// Forgets the arms that were kept.
+    pub fn forget_finished(&self) {
+        for sparse in [false, true] {
+            // It may not be there, and the latents are.
+            let _ = std::fs::remove_file(self.finished_file(sparse));
+        }
     }
 
     fn keep(&self, arm: &str, step: usize, tensors: Vec<(String, TensorData)>) -> Result<(), Error> {

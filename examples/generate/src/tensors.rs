@@ -52,6 +52,20 @@ impl TensorFile {
     ///
     /// [`Error::Run`] if it is not there, has another rank or is no float.
     pub fn tensor<const D: usize>(&self, name: &str, device: &Device) -> Result<Tensor<D>, Error> {
+        let data = self.data(name)?;
+        if data.shape().len() != D {
+            return Err(self.wrong(name, &format!("{D} axes"), format!("{:?}", data.shape())));
+        }
+        // On the device in f32: not every device has the dtype of the file.
+        Ok(Tensor::from_data(data.convert_dtype(DType::F32), (device, DType::F32)))
+    }
+
+    /// The values of the float tensor `name`, in its own dtype.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Run`] if it is not there or is no float.
+    pub fn data(&self, name: &str) -> Result<TensorData, Error> {
         let content = self.content();
         let view = content.tensor(name).map_err(|_| {
             Error::run(self.path.display(), format!("expected a tensor {name}, found {}", self.names().join(", ")))
@@ -62,12 +76,7 @@ impl TensorFile {
             Dtype::BF16 => DType::BF16,
             other => return Err(self.wrong(name, "f32, f16 or bf16", format!("{other:?}"))),
         };
-        if view.shape().len() != D {
-            return Err(self.wrong(name, &format!("{D} axes"), format!("{:?}", view.shape())));
-        }
-        let data = TensorData::from_bytes_vec(view.data().to_vec(), view.shape().to_vec(), dtype);
-        // On the device in f32: not every device has the dtype of the file.
-        Ok(Tensor::from_data(data.convert_dtype(DType::F32), (device, DType::F32)))
+        Ok(TensorData::from_bytes_vec(view.data().to_vec(), view.shape().to_vec(), dtype))
     }
 
     /// The mask `name`, one value a token, if it is there.

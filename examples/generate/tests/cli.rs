@@ -120,6 +120,37 @@ fn an_interrupted_run_goes_on_where_it_was() {
     assert_eq!(whole, parts);
 }
 
+#[test]
+fn the_arm_that_was_finished_before_an_interruption_is_not_run_again() {
+    let folder = inputs();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (weights, conditions, out) = (path("transformer"), path("conditions.safetensors"), path("out"));
+    let base = ["--weights", &weights, "--conditions", &conditions, "--group-size", "8", "--out", &out];
+    let both = [&base[..], &["--method", "both", "--save-every", "3"]].concat();
+    // The second arm cannot finish: the place of its latents is taken.
+    let (taken, kept) =
+        (Path::new(&out).join("mc-sparse.safetensors"), Path::new(&out).join("dense.finished.safetensors"));
+    std::fs::create_dir_all(&taken).unwrap();
+    fail(&both, 1);
+    assert!(kept.is_file());
+    std::fs::remove_dir(&taken).unwrap();
+    // As if it had made other latents, which nothing but the kept arm can know.
+    let dense = Path::new(&out).join("dense.safetensors");
+    std::fs::remove_file(&dense).unwrap();
+    let message = fail(&[&both[..], &["--shift", "3"]].concat(), 1);
+    assert!(message.contains("dense.finished.safetensors") && message.contains("with shift 5"), "{message}");
+    let printed = succeed(&both);
+    assert!(printed.contains("dense: finished before the interruption"), "{printed}");
+    assert!(printed.contains("times as fast as dense") && printed.contains("relative difference"), "{printed}");
+    let json = report(Path::new(&out));
+    assert_eq!(json["runs"]["dense"]["step_seconds"].as_array().unwrap().len(), 8);
+    assert_eq!(json["runs"]["mc-sparse"]["resumed_at_step"], 6);
+    // It was not run: nothing wrote its latents again. And now that all is finished, it runs.
+    assert!(!dense.exists() && !kept.exists());
+    succeed(&both);
+    assert!(dense.is_file());
+}
+
 /// The weights of a fixture of the parity tests as a folder of diffusers.
 fn fixture(folder: &Path, name: &str) -> String {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);

@@ -1,8 +1,10 @@
 //! The cache as an object: size, files, moving.
 
 use burn::{module::Module, tensor::DType};
-use mcsparse::{IndexFormat, McSparse, McSparseConfig, MetaCache, ResidualFormat, Schedule, SelfAttention, SinkTokens};
-use mcsparse_tests::{device, half_dtypes, random, values};
+use mcsparse::{
+    IndexFormat, McSparse, McSparseConfig, MetaCache, ResidualFormat, Schedule, SelfAttention, SinkTokens, ops::Stage,
+};
+use mcsparse_tests::{device, half_dtypes, is_flex, random, values};
 
 const SHAPE: [usize; 4] = [2, 3, 37, 16];
 
@@ -53,9 +55,56 @@ fn knows_its_size() {
         let bytes = run.cache().slots()[0].bytes();
         assert_eq!((bytes.order, bytes.total()), (heads * 4 * grouped, slot));
         assert_eq!(run.report().slots()[1].bytes, bytes);
+        // Two batch elements.
+        let expected = config.slot_bytes(tokens, 3, 16, DType::F32).unwrap();
+        assert_eq!(2 * expected.total(), slot, "{config:?}");
+        assert_eq!([2 * expected.order, 2 * expected.indices], [bytes.order, bytes.indices], "{config:?}");
     }
     // Left alone, the smallest form of the keys.
     assert_eq!(filled(DType::F32).cache().slots()[0].index_format(), IndexFormat::Bitmap);
+}
+
+#[test]
+fn decoding_keeps_to_the_workspace_and_changes_no_bit() {
+    // Four heads for every two key heads, and sinks; a slot of one key head takes more than half of the small limit.
+    let shape = |heads| [2, heads, 70, 16];
+    let run = |config: &McSparseConfig| {
+        let mut run = McSparse::new(config, 4).unwrap();
+        let outputs: Vec<_> = (0..4)
+            .map(|step| {
+                run.begin_step(step).unwrap();
+                let [q, k, v] =
+                    [(1, 4), (2, 2), (3, 2)].map(|(s, heads)| random(shape(heads), s + 10 * step as u64, &device()));
+                values(&run.attend(1, q, k, v).unwrap())
+            })
+            .collect();
+        (outputs, run)
+    };
+    // On software Vulkan a form takes half a minute: one there.
+    let one = (IndexFormat::Bitmap, ResidualFormat::Fp8);
+    for config in forms().filter(|form| is_flex() || (form.index_format, form.residual_format) == (Some(one.0), one.1))
+    {
+        let whole = config.clone().with_workspace_bytes(1 << 29);
+        let (expected, all) = run(&whole);
+        let decoded = |run: &McSparse| {
+            let stages = run.report().stages().filter(|(stage, ..)| *stage == Stage::Decode);
+            stages.map(|(_, _, record)| (record.runs, record.workspace_bytes)).collect::<Vec<_>>()
+        };
+        let Some(&(runs, Some(bytes))) = decoded(&all).first() else {
+            assert_eq!(config.residual_format, ResidualFormat::Input, "{config:?}");
+            continue;
+        };
+        assert_eq!(runs, 3, "{config:?}");
+        let limit = bytes * 3 / 4;
+        let (got, parts) = run(&config.with_workspace_bytes(limit));
+        assert!(got == expected, "limit {limit}: other values");
+        let stages = decoded(&parts);
+        assert!(
+            matches!(stages[..], [(6, Some(part))] if part <= limit && 2 * part == bytes),
+            "{stages:?} for {bytes}"
+        );
+        assert_eq!(parts.cache().size_in_bytes(), all.cache().size_in_bytes());
+    }
 }
 
 #[test]

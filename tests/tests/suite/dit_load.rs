@@ -108,6 +108,28 @@ fn dit_missing_unexpected_and_misshaped_tensors_are_named() {
 }
 
 #[test]
+fn dit_a_tensor_under_two_names_is_refused_with_both() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let own = |name: &str| name.replace(".to_out.0.", ".to_out.");
+    let original = |name: &str| name.replace(".attn1.to_out.0.", ".self_attn.o.");
+    for (rename, second) in
+        [(&own as &dyn Fn(&str) -> String, "blocks.0.attn1.to_out.weight"), (&original, "blocks.0.self_attn.o.weight")]
+    {
+        let mut tensors = stored();
+        let first = "blocks.0.attn1.to_out.0.weight";
+        let mut copy = tensors.iter().find(|(name, ..)| name == first).unwrap().clone();
+        copy.0 = rename(first);
+        assert_eq!(copy.0, second);
+        tensors.push(copy);
+        write(&path, &tensors);
+        let mismatch = mismatch(&path);
+        let expected = format!("{first}, {second}: one tensor by several names");
+        assert_eq!(mismatch, Mismatch { unreadable: vec![expected], ..Mismatch::default() });
+    }
+}
+
+#[test]
 fn dit_weights_of_other_sizes_do_not_load() {
     let mut other = config("wan_tiny");
     other.num_layers = 3;

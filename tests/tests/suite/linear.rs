@@ -24,7 +24,9 @@ fn linear_layers() {
     let device = device();
     // Rows of less than a tile, of a tile, and of many bands of tiles; then sizes that no kernel takes.
     for (seed, [rows, inputs, outputs]) in
-        [[1, 128, 256], [128, 256, 512], [129, 128, 768], [1700, 384, 256], [5, 40, 24]].into_iter().enumerate()
+        [[1, 128, 256], [128, 256, 512], [129, 128, 768], [1700, 384, 256], [300, 192, 512], [5, 40, 24]]
+            .into_iter()
+            .enumerate()
     {
         for (dtype, epsilon) in half_dtypes(&device, "linear") {
             let random = |shape, offset| random::<2>(shape, 10 * seed as u64 + offset, &device).cast(dtype);
@@ -60,4 +62,25 @@ fn linear_in_f32_is_burns() {
     let (input, weight) = (random::<2>([3, 128], 1, &device()), random::<2>([128, 256], 2, &device()));
     let route = ops::linear_route(&input, &weight, Kernels::Auto);
     assert!(matches!(route, Route::Reference { .. }) && input.dtype() == DType::F32, "{route}");
+}
+
+/// Rows of a wider tensor, and a weight that lies the other way round.
+#[test]
+fn linear_of_views() {
+    let device = device();
+    for (dtype, epsilon) in half_dtypes(&device, "linear") {
+        let random = |shape, seed| random::<2>(shape, seed, &device).cast(dtype);
+        for from in [0, 3, 128] {
+            let input = random([130, 512], 21).slice([0..130, from..from + 256]);
+            for weight in [random([256, 1024], 22).slice([0..256, 256..512]), random([256, 256], 23).transpose()] {
+                let route = ops::linear_route(&input, &weight, Kernels::Auto);
+                let got = ops::linear(&route, input.clone(), weight.clone(), None);
+                let exact = exact(&input, &weight, None);
+                let size = exact.iter().fold(0f64, |a, b| a.max(b.abs()));
+                let error = values(&got).iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                let limit = if matches!(route, Route::Kernel { .. }) { epsilon } else { 4.0 * epsilon } * size;
+                assert!(error <= limit, "from {from}, {dtype:?} by {route}: off by {error:e} of {size}");
+            }
+        }
+    }
 }

@@ -7,6 +7,7 @@ mod dit_denoise;
 mod dit_experts;
 mod dit_h3;
 mod dit_hunyuan;
+mod dit_hunyuan3d;
 mod dit_load;
 mod dit_parity;
 mod dit_pretrained;

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use mcsparse::{Error, SelfAttention};
 
 use super::EPS;
-use crate::layers::{RotaryTables, linear, self_attend, split_heads};
+use crate::layers::{RotaryTables, head_norm, linear, self_attend, split_heads};
 
 /// Projections of video and text apart, with an RMS norm of every head on queries and keys.
 #[derive(Module, Debug)]
@@ -41,7 +41,7 @@ pub struct DualAttention {
 impl DualAttention {
     pub(super) fn new(heads: usize, head_dim: usize, device: &Device) -> Self {
         let linear = || LinearConfig::new(heads * head_dim, heads * head_dim).init(device);
-        let norm = || head_norm(head_dim, device);
+        let norm = || norm_of_heads(head_dim, device);
         Self {
             to_q: linear(),
             to_k: linear(),
@@ -72,16 +72,12 @@ impl DualAttention {
         let tokens = video.dims()[1];
         let heads = |x: Tensor<3>| split_heads(x, self.heads);
         let joined = |video, text| Tensor::cat(vec![video, text], 1);
-        let query = joined(
-            self.norm_q.forward(heads(linear(&self.to_q, video.clone()))),
-            self.norm_added_q.forward(heads(linear(&self.add_q_proj, text.clone()))),
-        );
-        let key = joined(
-            self.norm_k.forward(heads(linear(&self.to_k, video.clone()))),
-            self.norm_added_k.forward(heads(linear(&self.add_k_proj, text.clone()))),
-        );
+        let of_video = |norm, layer| head_norm(norm, linear(layer, video.clone()), self.heads, Some(rotary));
+        let of_text = |norm, layer| head_norm(norm, linear(layer, text.clone()), self.heads, None);
+        let query = joined(of_video(&self.norm_q, &self.to_q), of_text(&self.norm_added_q, &self.add_q_proj));
+        let key = joined(of_video(&self.norm_k, &self.to_k), of_text(&self.norm_added_k, &self.add_k_proj));
         let value = joined(heads(linear(&self.to_v, video)), heads(linear(&self.add_v_proj, text)));
-        let output = self_attend(layer, [rotary.rotate(query), rotary.rotate(key), value], attention)?;
+        let output = self_attend(layer, [query, key, value], attention)?;
         let [video, text] = apart(output, tokens);
         Ok([linear(&self.to_out, video), linear(&self.to_add_out, text)])
     }
@@ -110,8 +106,8 @@ impl SingleAttention {
             to_q: linear(),
             to_k: linear(),
             to_v: linear(),
-            norm_q: head_norm(head_dim, device),
-            norm_k: head_norm(head_dim, device),
+            norm_q: norm_of_heads(head_dim, device),
+            norm_k: norm_of_heads(head_dim, device),
             heads,
         }
     }
@@ -124,15 +120,14 @@ impl SingleAttention {
         rotary: &RotaryTables,
         attention: &mut dyn SelfAttention,
     ) -> Result<Tensor<3>, Error> {
-        let heads = |x: Tensor<3>| split_heads(x, self.heads);
-        let query = rotary.rotate(self.norm_q.forward(heads(linear(&self.to_q, x.clone()))));
-        let key = rotary.rotate(self.norm_k.forward(heads(linear(&self.to_k, x.clone()))));
-        let value = heads(linear(&self.to_v, x));
+        let query = head_norm(&self.norm_q, linear(&self.to_q, x.clone()), self.heads, Some(rotary));
+        let key = head_norm(&self.norm_k, linear(&self.to_k, x.clone()), self.heads, Some(rotary));
+        let value = split_heads(linear(&self.to_v, x), self.heads);
         self_attend(layer, [query, key, value], attention)
     }
 }
 
-fn head_norm(head_dim: usize, device: &Device) -> RmsNorm {
+fn norm_of_heads(head_dim: usize, device: &Device) -> RmsNorm {
     RmsNormConfig::new(head_dim).with_epsilon(EPS).init(device)
 }
 

@@ -14,7 +14,9 @@ pub(crate) use embedding::{embedding_of, timestep_embedding};
 pub use feed_forward::FeedForward;
 pub(crate) use feed_forward::gelu_tanh;
 pub(crate) use linear::{linear, linear_of};
-pub(crate) use modulation::{f32_norm, gated_add, modulated_norm, parts};
+pub(crate) use modulation::{
+    f32_norm, gated_add, gated_add_by_row, head_norm, layer_norm, modulated_norm, modulated_rms_norm, parts, swiglu,
+};
 pub use patch::{PatchEmbedding, patchify, unpatchify, unpatchify_channels_first};
 pub use rotary::{RotaryTables, axis_dims};
 

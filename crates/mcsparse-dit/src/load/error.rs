@@ -91,7 +91,7 @@ pub struct Mismatch {
     pub unexpected: Vec<String>,
     /// Both have them, in different shapes.
     pub misshaped: Vec<Misshaped>,
-    /// Found but not read, each with the reason.
+    /// Found but not read, each with the reason: no floats, or several tensors whose names mean the same one.
     pub unreadable: Vec<String>,
 }
 

@@ -5,8 +5,13 @@ use burn_store::burn_pack::{Error as PackError, Tensor as StoredTensor};
 use burn::tensor::Bytes;
 
 /// Parts of names that differ: in files of diffusers, in this crate.
-pub(super) const RENAMED: [(&str, &str); 3] =
-    [(".to_out.0.", ".to_out."), (".net.0.proj.", ".up."), (".net.2.", ".down.")];
+pub(super) const RENAMED: [(&str, &str); 5] = [
+    (".to_out.0.", ".to_out."),
+    (".net.0.proj.", ".up."),
+    (".net.2.", ".down."),
+    (".mlp.0.", ".mlp_in."),
+    (".mlp.2.", ".mlp_out."),
+];
 
 /// The files of one kind of transformer.
 pub(crate) struct Format {
@@ -19,11 +24,16 @@ pub(crate) struct Format {
 }
 
 impl Format {
-    pub(super) fn to_diffusers(&self, tensors: Vec<StoredTensor>) -> Vec<StoredTensor> {
-        if tensors.iter().any(|tensor| tensor.name.contains(self.original_has)) {
-            return tensors.into_iter().flat_map(|tensor| (self.from_original)(tensor)).collect();
-        }
-        tensors
+    /// The tensors of a file in the form of diffusers, each with the name that it, or the whole that it is a part of, has in
+    /// the file.
+    pub(super) fn to_diffusers(&self, tensors: Vec<StoredTensor>) -> Vec<(String, StoredTensor)> {
+        let original = tensors.iter().any(|tensor| tensor.name.contains(self.original_has));
+        let named = |tensor: StoredTensor| -> Vec<(String, StoredTensor)> {
+            let name = tensor.name.clone();
+            let parts = if original { (self.from_original)(tensor) } else { vec![tensor] };
+            parts.into_iter().map(|part| (name.clone(), part)).collect()
+        };
+        tensors.into_iter().flat_map(named).collect()
     }
 }
 
@@ -47,7 +57,7 @@ pub(super) fn file_name(own: &str) -> String {
 }
 
 /// `name` with the first part that has another one replaced.
-fn replace_first(name: &str, parts: [(&str, &str); 3]) -> String {
+fn replace_first(name: &str, parts: [(&str, &str); 5]) -> String {
     match parts.into_iter().find(|(old, _)| name.contains(old)) {
         Some((old, new)) => name.replacen(old, new, 1),
         None => name.to_owned(),

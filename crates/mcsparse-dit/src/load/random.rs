@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Distribution, Tensor, bf16, f16};
@@ -14,6 +15,10 @@ use super::format::{Format, is_kept};
 use super::spec::{Spec, specs};
 use super::{LoadError, check_dtype};
 use crate::check;
+
+/// Values that are drawn for a checkpoint; every tensor takes them over and over, which is as fast as a disk. A prime number,
+/// so that the rows of a matrix do not repeat.
+const BLOCK: usize = 1_048_573;
 
 /// Standard deviation of what is no matrix: biases, tables, and norms around 1.
 const SMALL: f64 = 0.1;
@@ -116,13 +121,17 @@ fn write_shards<M: Module>(
     options: &CheckpointOptions,
     written: &mut Vec<PathBuf>,
 ) -> Result<(), LoadError> {
+    let mut random = StdRng::seed_from_u64(options.seed);
+    // Uniform with deviation 1: cheaper to draw than normal values, and as good for the purpose.
+    let block: Arc<[f32]> = (0..BLOCK).map(|_| 3f32.sqrt() * (2.0 * random.random::<f32>() - 1.0)).collect();
     let drawn: Vec<Drawn> = specs(model)
         .into_iter()
         .enumerate()
         .map(|(index, spec)| {
             let kept = is_kept(format.kept_in_f32, &spec.own);
             let dtype = if kept { DType::F32 } else { options.dtype };
-            Drawn { dtype, seed: options.seed.wrapping_mul(1 << 20).wrapping_add(index as u64), spec }
+            let seed = options.seed.wrapping_mul(1 << 20).wrapping_add(index as u64);
+            Drawn { dtype, seed, spec, block: block.clone() }
         })
         .collect();
     let total: u64 = drawn.iter().map(|tensor| tensor.bytes() as u64).sum();
@@ -162,11 +171,12 @@ fn cut(tensors: Vec<Drawn>, most: u64) -> Vec<Vec<Drawn>> {
     shards
 }
 
-/// A tensor whose values are drawn when they are written.
+/// A tensor whose values are put together when they are written.
 struct Drawn {
     spec: Spec,
     dtype: DType,
     seed: u64,
+    block: Arc<[f32]>,
 }
 
 impl Drawn {
@@ -188,17 +198,23 @@ impl View for &Drawn {
         &self.spec.shape
     }
 
+    /// The values of the block from a place that depends on the seed, over and over, with this tensor's mean and deviation.
     fn data(&self) -> Cow<'_, [u8]> {
         let (mean, deviation) = distribution(&self.spec);
-        // Uniform with that deviation: cheaper to draw, and as good for the purpose.
-        let (mut random, half_width) = (StdRng::seed_from_u64(self.seed), 3f64.sqrt() * deviation);
-        let mut values = (0..self.spec.values())
-            .map(|_| (mean + half_width * (2.0 * f64::from(random.random::<f32>()) - 1.0)) as f32);
-        Cow::Owned(match self.dtype {
-            DType::F16 => values.by_ref().flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
-            DType::BF16 => values.by_ref().flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
-            _ => values.by_ref().flat_map(f32::to_le_bytes).collect(),
-        })
+        let (before, behind) = self.block.split_at(StdRng::seed_from_u64(self.seed).random_range(0..BLOCK));
+        let values = behind.iter().chain(before).take(self.spec.values());
+        let values = values.map(|&unit| (mean + deviation * f64::from(unit)) as f32);
+        let (mut bytes, len) = (Vec::with_capacity(self.bytes()), self.bytes());
+        match self.dtype {
+            DType::F16 => bytes.extend(values.flat_map(|value| f16::from_f32(value).to_le_bytes())),
+            DType::BF16 => bytes.extend(values.flat_map(|value| bf16::from_f32(value).to_le_bytes())),
+            _ => bytes.extend(values.flat_map(f32::to_le_bytes)),
+        }
+        let block = bytes.len();
+        while bytes.len() < len {
+            bytes.extend_from_within(..block.min(len - bytes.len()));
+        }
+        Cow::Owned(bytes)
     }
 
     fn data_len(&self) -> usize {

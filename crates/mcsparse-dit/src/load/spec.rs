@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use burn_store::burn_pack::Tensor as StoredTensor;
 
-use super::format::file_name;
+use super::format::{file_name, own_name};
 use super::{Mismatch, Misshaped};
 
 /// One parameter.
@@ -66,12 +66,23 @@ impl ModuleVisitor for Visitor {
     }
 }
 
-/// Holds the tensors of a file against the parameters of a model.
-pub(super) fn compare(specs: &[Spec], tensors: &[StoredTensor]) -> Mismatch {
-    let mut found: BTreeMap<&str, &StoredTensor> =
-        tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+/// Holds the tensors of a file, each with its name there, against the parameters of a model.
+pub(super) fn compare(specs: &[Spec], tensors: &[(String, StoredTensor)]) -> Mismatch {
     let mut mismatch = Mismatch::default();
-    for spec in specs {
+    // By what they mean here: one may be there under several names.
+    let mut names: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (name, tensor) in tensors {
+        names.entry(own_name(&tensor.name)).or_default().push(name);
+    }
+    names.retain(|_, names| names.len() > 1);
+    mismatch.unreadable =
+        names.values().map(|names| format!("{}: one tensor by several names", names.join(", "))).collect();
+    let mut found: BTreeMap<&str, &StoredTensor> = tensors
+        .iter()
+        .map(|(_, tensor)| (tensor.name.as_str(), tensor))
+        .filter(|(name, _)| !names.contains_key(&own_name(name)))
+        .collect();
+    for spec in specs.iter().filter(|spec| !names.contains_key(&own_name(&spec.file))) {
         match found.remove(spec.file.as_str()) {
             None => mismatch.missing.push(spec.file.clone()),
             Some(tensor) if !tensor.dtype.is_float() => {

@@ -6,8 +6,7 @@ use burn::tensor::{Device, Tensor};
 use mcsparse::{Error, SelfAttention};
 
 use super::MiniMaxH3Config;
-use super::rotary::PackedRotary;
-use crate::layers::{dense, linear, self_attend, split_heads};
+use crate::layers::{RotaryTables, dense, head_norm, linear, self_attend, split_heads};
 
 /// Projections without bias, and an RMS norm of every head on queries and keys.
 #[derive(Module, Debug)]
@@ -43,9 +42,10 @@ impl H3Attention {
         }
     }
 
-    fn project(&self, x: Tensor<3>) -> [Tensor<4>; 3] {
-        let heads = |layer: &Linear| split_heads(linear(layer, x.clone()), self.heads);
-        [self.norm_q.forward(heads(&self.to_q)), self.norm_k.forward(heads(&self.to_k)), heads(&self.to_v)]
+    fn project(&self, x: Tensor<3>, rotary: Option<&RotaryTables>) -> [Tensor<4>; 3] {
+        let normed = |norm, layer| head_norm(norm, linear(layer, x.clone()), self.heads, rotary);
+        let (query, key) = (normed(&self.norm_q, &self.to_q), normed(&self.norm_k, &self.to_k));
+        [query, key, split_heads(linear(&self.to_v, x), self.heads)]
     }
 
     /// Attention within the packed sequence `x` `[batch, tokens, hidden_size]`, left to `attention`.
@@ -53,17 +53,15 @@ impl H3Attention {
         &self,
         layer: usize,
         x: Tensor<3>,
-        rotary: &PackedRotary,
+        rotary: &RotaryTables,
         attention: &mut dyn SelfAttention,
     ) -> Result<Tensor<3>, Error> {
-        let [query, key, value] = self.project(x);
-        let output = self_attend(layer, [rotary.rotate(query), rotary.rotate(key), value], attention)?;
-        Ok(linear(&self.to_out, output))
+        Ok(linear(&self.to_out, self_attend(layer, self.project(x, Some(rotary)), attention)?))
     }
 
     /// Dense attention within `x`, without positions: that of the text refiner.
     pub(super) fn refine(&self, x: Tensor<3>) -> Tensor<3> {
-        let [query, key, value] = self.project(x);
+        let [query, key, value] = self.project(x, None);
         linear(&self.to_out, dense(query, key, value))
     }
 }

@@ -2,13 +2,12 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::{DType, Device, Int, Tensor, activation::silu};
+use burn::tensor::{Device, Int, Tensor, activation::silu};
 use mcsparse::{Error, SelfAttention};
 
 use super::layout::MODALITIES;
-use super::rotary::PackedRotary;
 use super::{H3Attention, MiniMaxH3Config};
-use crate::layers::linear;
+use crate::layers::{RotaryTables, gated_add_by_row, linear, modulated_rms_norm, swiglu};
 
 /// Shift, scale and gate of attention and of feed-forward network.
 const PARTS: usize = 6;
@@ -29,11 +28,7 @@ impl SwiGlu {
     }
 
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let both = linear(&self.up, x);
-        let (dtype, hidden) = (both.dtype(), both.dims()[2] / 2);
-        let value = both.clone().slice_dim(2, 0..hidden).cast(DType::F32);
-        let gate = both.slice_dim(2, hidden..2 * hidden).cast(DType::F32);
-        linear(&self.down, (value * silu(gate)).cast(dtype))
+        linear(&self.down, swiglu(linear(&self.up, x)))
     }
 }
 
@@ -45,16 +40,14 @@ pub struct Modulation {
 }
 
 impl Modulation {
-    /// `time` `[times, time_embed_dim]` to one row of each part for every token, `[1, tokens, hidden_size]`, in the dtype
-    /// of the weights; `rows` has the row of every token.
-    fn rows(&self, time: Tensor<2>, rows: Tensor<1, Int>) -> [Tensor<3>; PARTS] {
+    /// `time` `[times, time_embed_dim]` to a table of each part, `[times * modalities, hidden_size]`, in the dtype of the
+    /// weights.
+    fn tables(&self, time: Tensor<2>) -> [Tensor<2>; PARTS] {
         let times = time.dims()[0];
         let all = self.linear.forward(silu(time).cast(self.linear.weight.val().dtype()));
         let hidden = all.dims()[1] / (PARTS * MODALITIES);
         let table = all.reshape([times * MODALITIES, PARTS * hidden]);
-        std::array::from_fn(|part| {
-            table.clone().slice_dim(1, part * hidden..(part + 1) * hidden).select(0, rows.clone()).unsqueeze_dim(0)
-        })
+        std::array::from_fn(|part| table.clone().slice_dim(1, part * hidden..(part + 1) * hidden))
     }
 }
 
@@ -86,26 +79,24 @@ impl H3Block {
         }
     }
 
+    /// `x` `[batch, tokens, hidden_size]` through the block; `rows` has the row of every token of the batch in the tables of
+    /// modulations.
     pub(super) fn forward(
         &self,
         layer: usize,
         x: Tensor<3>,
         time: Tensor<2>,
         rows: Tensor<1, Int>,
-        rotary: &PackedRotary,
+        rotary: &RotaryTables,
         attention: &mut dyn SelfAttention,
     ) -> Result<Tensor<3>, Error> {
-        let [shift, scale, gate, ff_shift, ff_scale, ff_gate] = self.adaln_proj.rows(time, rows);
-        let update = self.attn.forward(layer, modulated(&self.norm1, x.clone(), scale, shift), rotary, attention)?;
-        let x = x + gate * update;
-        let update = self.ff.forward(modulated(&self.norm2, x.clone(), ff_scale, ff_shift));
-        Ok(x + ff_gate * update)
+        let [shift, scale, gate, ff_shift, ff_scale, ff_gate] = self.adaln_proj.tables(time);
+        let normed = modulated_rms_norm(&self.norm1, x.clone(), scale, shift, Some(rows.clone()));
+        let update = self.attn.forward(layer, normed, rotary, attention)?;
+        let x = gated_add_by_row(x, update, gate, rows.clone());
+        let normed = modulated_rms_norm(&self.norm2, x.clone(), ff_scale, ff_shift, Some(rows.clone()));
+        Ok(gated_add_by_row(x, self.ff.forward(normed), ff_gate, rows))
     }
-}
-
-/// `norm(x) * (1 + scale) + shift`.
-pub(super) fn modulated(norm: &RmsNorm, x: Tensor<3>, scale: Tensor<3>, shift: Tensor<3>) -> Tensor<3> {
-    norm.forward(x) * scale.add_scalar(1.0) + shift
 }
 
 /// A block of the text refiner, which knows neither time nor position. It is dense, whatever method runs in the others.

@@ -5,12 +5,10 @@ use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::silu};
 use mcsparse::{Error, SelfAttention};
 
-use super::block::modulated;
 use super::layout::{AUDIO_TIME, KEYFRAME_TIME, VIDEO_TIME};
-use super::rotary::PackedRotary;
-use super::{H3Block, MiniMaxH3Config, PackedLayout, Times, TokenRefiner};
+use super::{H3Block, MiniMaxH3Config, PackedLayout, Times, TokenRefiner, rotary};
 use crate::check;
-use crate::layers::{Projection, embedding_of};
+use crate::layers::{Projection, RotaryTables, embedding_of, modulated_rms_norm};
 
 /// The MiniMax-H3 transformer: predicts the velocities of noisy video and sound.
 #[derive(Module, Debug)]
@@ -61,7 +59,8 @@ pub struct H3Prepared {
     layout: PackedLayout,
     /// Refined text, `[batch, text tokens, hidden_size]`.
     text: Tensor<3>,
-    rotary: PackedRotary,
+    rotary: RotaryTables,
+    /// The row of every token of the batch in a table of modulations, 32 bits.
     rows: Tensor<1, Int>,
 }
 
@@ -125,11 +124,11 @@ impl MiniMaxH3 {
             let expected = format!("[batch, {}, {}]", layout.text_tokens(), self.config.text_dim);
             return Err(check::tensor("text", expected, format!("{got:?}")));
         }
-        let rows = layout.modulation_rows();
+        let rows = layout.modulation_rows().repeat(got[0]);
         Ok(H3Prepared {
             text: self.token_refiner.forward(self.context_embedder.forward(text.cast(self.dtype()))),
-            rotary: PackedRotary::new(&layout.positions(), &self.config, &device),
-            rows: Tensor::from_data(TensorData::new(rows.clone(), [rows.len()]), &device),
+            rotary: rotary::tables(&layout.positions(), &self.config, &device),
+            rows: Tensor::from_data(TensorData::new(rows.clone(), [rows.len()]), (&device, DType::I32)),
             layout,
         })
     }
@@ -206,8 +205,8 @@ impl OutputNorm {
     fn forward(&self, x: Tensor<3>, time: Tensor<2>, row: usize) -> Tensor<3> {
         let hidden = x.dims()[2];
         let time = silu(time.slice_dim(0, row..row + 1)).cast(self.linear.weight.val().dtype());
-        let both = self.linear.forward(time).unsqueeze_dim::<3>(0);
-        let shift = both.clone().slice_dim(2, 0..hidden);
-        modulated(&self.norm, x, both.slice_dim(2, hidden..2 * hidden), shift)
+        let both = self.linear.forward(time);
+        let shift = both.clone().slice_dim(1, 0..hidden);
+        modulated_rms_norm(&self.norm, x, both.slice_dim(1, hidden..2 * hidden), shift, None)
     }
 }

@@ -12,7 +12,9 @@ const PATCH: usize = 4;
 const COLOURS: usize = 3;
 /// Numbers of a token: its pixels, and what it is told about them.
 const TOKEN_SIZE: usize = PATCH * PATCH * COLOURS + CODE;
-const CODE: usize = 16;
+/// Of those, two say where the clip is from and the rest where the token lies.
+const CODE: usize = PLACE + 2;
+pub(super) const PLACE: usize = 14;
 
 /// What a condition says about the clip that it asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,16 +92,24 @@ pub fn condition_tokens(
                 let start = ((row * PATCH + y) * grid + column) * PATCH * COLOURS;
                 values.extend(&thumbnail[start..start + PATCH * COLOURS]);
             }
-            let [y, x] = [row, column].map(|at| 2.0 * (at as f64 + 0.5) / grid as f64 - 1.0);
-            values.extend([which, 1.0, y, x, y * y, x * x].map(|value| value as f32));
-            for frequency in [PI, 2.0 * PI] {
-                let ((sin_y, cos_y), (sin_x, cos_x)) = ((frequency * y).sin_cos(), (frequency * x).sin_cos());
-                values.extend([sin_y, cos_y, sin_x, cos_x].map(|value| value as f32));
-            }
+            values.extend(position_code(which, [row, column], grid));
             values.extend([stride, real]);
         }
     }
     Ok(Tensor::from_data(TensorData::new(values, [1, 2 * grid * grid, TOKEN_SIZE]), device))
+}
+
+/// What a token is told about its place: `which` is -1 in the first image and 1 in the second.
+pub(super) fn position_code(which: f64, at: [usize; 2], grid: usize) -> [f32; PLACE] {
+    let [y, x] = at.map(|at| 2.0 * (at as f64 + 0.5) / grid as f64 - 1.0);
+    let [once_y, once_x, twice_y, twice_x] = [PI * y, PI * x, 2.0 * PI * y, 2.0 * PI * x].map(f64::sin_cos);
+    let waves = [once_y.0, once_y.1, once_x.0, once_x.1, twice_y.0, twice_y.1, twice_x.0, twice_x.1];
+    let polynomials = [which, 1.0, y, x, y * y, x * x];
+    let mut code = [0.0; PLACE];
+    for (number, value) in code.iter_mut().zip(polynomials.into_iter().chain(waves)) {
+        *number = value as f32;
+    }
+    code
 }
 
 /// Means over blocks, as values from -1 to 1, `[to, to, 3]`.

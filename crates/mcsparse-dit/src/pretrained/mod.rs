@@ -1,8 +1,10 @@
-//! The two trained video models of this repository: loading them, and what they are told to denoise.
+//! The trained models of this repository, two of video and one of shapes: loading them, and what they are told to denoise.
 //!
-//! Both are [`WanTransformer`](crate::wan::WanTransformer)s on RGB pixels. They see three channels of coordinates beside
-//! the noisy clip, which [`ClipModel`] appends, and read thumbnails of the first and the last frame in place of text:
-//! [`ConditionFile`] has some ready-made, [`condition_tokens`] makes them from any two images.
+//! All are [`WanTransformer`](crate::wan::WanTransformer)s that see three channels of coordinates beside what they denoise,
+//! which [`ClipModel`] appends. The video models work on RGB pixels and read thumbnails of the first and the last frame in
+//! place of text: [`ConditionFile`] has some ready-made, [`condition_tokens`] makes them from any two images. The shape
+//! model (`shape`) makes a cube of 64 x 64 x 64 voxels, positive inside a solid, whose layers count as frames; it reads two
+//! [`DepthViews`], of which [`SolidFile`] has some.
 //!
 //! ```no_run
 //! use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -30,8 +32,10 @@
 
 mod condition;
 mod config;
+mod file;
 mod images;
 mod model;
+mod solid;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
 
@@ -41,8 +45,9 @@ pub use condition::{ConditionFile, RgbClip};
 pub use config::{ClipConfig, Sampling};
 pub use images::{Origin, condition_tokens};
 pub use model::ClipModel;
+pub use solid::{DepthViews, Occupancy, SolidFile};
 
-/// The folder with the weights: one folder for each size (`small`, `nano`), and `conditions.safetensors`.
+/// The folder with the weights: one folder for each model (`small`, `nano`, `shape`), and `conditions.safetensors`.
 ///
 /// It is part of the checkout in which this crate was compiled. A copy of the crate from a registry is without weights,
 /// and a program that is moved to another machine needs to be told where they are.

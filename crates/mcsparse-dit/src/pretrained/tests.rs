@@ -112,6 +112,10 @@ fn the_shipped_models_load_as_their_files_say() {
         assert_eq!(model.sampling().video_tokens, Some(model.tokens()));
         assert_eq!((model.flow_shift(), model.sampling().condition_grid), (3.0, Some(grid[0] / 2)));
     }
+    // Layers of the cube count as frames.
+    let shape = ClipModel::load(folder().join("shape"), DType::F32, &Device::flex()).unwrap();
+    assert_eq!((shape.shape(), shape.grid(), shape.tokens()), ([1, 1, 64, 64, 64], [16; 3], 4096));
+    assert_eq!((shape.layers(), shape.heads(), shape.sampling().condition_grid), (8, 3, Some(8)));
     let error = ClipModel::load(folder().join("huge"), DType::F32, &Device::flex()).unwrap_err();
     assert!(error.to_string().contains("huge/sampling.json"), "{error}");
 }
@@ -175,4 +179,91 @@ fn clips_of_a_batch_do_not_touch() {
     assert!(error < 1e-5, "{error}");
     let refusal = velocity(wave([1, 3, 4, 8, 4], 0.0)).unwrap_err().to_string();
     assert_eq!(refusal, "latents: expected [batch, 3, 4, 8, 8], got [1, 3, 4, 8, 4]");
+}
+
+#[test]
+fn shipped_views_are_those_of_the_shipped_solids() {
+    let file = SolidFile::open(folder().join("shape")).unwrap();
+    let names = file.names();
+    assert!(names.is_sorted() && names.len() == 16 && names.contains(&"mug-1".into()), "{names:?}");
+    for name in names {
+        let (views, truth) = (file.views(&name).unwrap(), file.truth(&name).unwrap());
+        let side = truth.side;
+        assert_eq!((side, views.side()), (64, 64));
+        let inside = |layer: usize, row: usize, column: usize| truth.cells[(layer * side + row) * side + column];
+        for (row, other) in (0..side).flat_map(|row| (0..side).map(move |other| (row, other))) {
+            let front = (0..side).find(|&layer| inside(layer, row, other));
+            let left = (0..side).find(|&column| inside(other, row, column));
+            for (pixel, first) in [(views.front(), front), (views.left(), left)] {
+                let pixel = f64::from(pixel[row * side + other]);
+                let Some(first) = first else {
+                    assert_eq!(pixel, 0.0, "{name} {row} {other}");
+                    continue;
+                };
+                // The surface lies at most one voxel before the centre of the first one inside.
+                let at = (255.0 - pixel) / 1.5 / 127.5 * side as f64;
+                let depth = first as f64 + 0.5;
+                assert!(at > depth - 1.3 && at < depth + 0.3, "{name} {row} {other}: {at} for {depth}");
+            }
+        }
+    }
+}
+
+#[test]
+fn views_become_tokens_of_patches_and_places() {
+    let device = Device::flex();
+    let front = (0..16).map(|pixel| pixel * 10).collect();
+    let views = DepthViews::new(4, front, vec![255; 16]).unwrap();
+    let tokens = views.tokens(2, &device).unwrap();
+    assert_eq!(tokens.dims(), [1, 8, 18]);
+    let all = values(tokens);
+    // The token of the second row and first column: pixels 8, 9, 12 and 13.
+    let token = &all[2 * 18..3 * 18];
+    for (got, byte) in token.iter().zip([80.0, 90.0, 120.0, 130.0]) {
+        assert!((got - (byte / 127.5 - 1.0)).abs() < 1e-6);
+    }
+    assert_eq!(token[4..10], [-1.0, 1.0, 0.5, -0.5, 0.25, 0.25]);
+    assert_eq!((all[4 * 18], all[4 * 18 + 4]), (1.0, 1.0));
+    let refused = |views: &DepthViews, grid| views.tokens(grid, &device).unwrap_err().to_string();
+    assert_eq!(refused(&views, 3), "grid: expected a divisor of 4, the side of the views, got 3");
+    assert_eq!(refused(&views, 0), "grid: expected a divisor of 4, the side of the views, got 0");
+    let error = DepthViews::new(4, vec![0; 16], vec![0; 15]).unwrap_err().to_string();
+    assert_eq!(error, "left: expected 4 x 4 pixels, at least one, got 15");
+}
+
+#[test]
+fn broken_files_of_solids_are_refused_by_name() {
+    let folder = std::env::temp_dir().join(format!("mcsparse-solids-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let bytes = [0; 32];
+    let view = |dtype, shape: Vec<usize>| TensorView::new(dtype, shape, &bytes).unwrap();
+    let tensors = [
+        ("a.views", view(Dtype::U8, vec![2, 4, 4])),
+        ("a.truth", view(Dtype::U8, vec![4, 4, 2])),
+        ("b.views", view(Dtype::U8, vec![2, 2, 8])),
+        ("c.views", view(Dtype::F32, vec![2, 2, 2])),
+    ];
+    fs::write(folder.join("conditions.safetensors"), serialize(tensors, None).unwrap()).unwrap();
+    let file = SolidFile::open(&folder).unwrap();
+    assert_eq!((file.names(), file.views("a").unwrap().side()), (vec!["a".into(), "b".into(), "c".into()], 4));
+    let message = |error: LoadError| {
+        let text = error.to_string();
+        text.strip_prefix(&format!("{}: ", file.path().display())).expect("the file comes first").to_owned()
+    };
+    let messages = [
+        message(file.truth("a").unwrap_err()),
+        message(file.views("b").unwrap_err()),
+        message(file.views("c").unwrap_err()),
+        message(file.views("d").unwrap_err()),
+    ];
+    fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(
+        messages,
+        [
+            "a.truth: expected [side, side, side / 8], got [4, 4, 2]",
+            "b.views: expected [2, side, side], got [2, 2, 8]",
+            "c.views: expected 3 axes of U8, got [2, 2, 2] of F32",
+            "no condition d for size shape; there are a, b, c",
+        ]
+    );
 }

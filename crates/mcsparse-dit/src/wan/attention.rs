@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use mcsparse::{Error, SelfAttention};
 
 use super::WanConfig;
-use crate::layers::{RotaryTables, dense, linear, self_attend, split_heads};
+use crate::layers::{RotaryTables, dense, head_norm, linear, self_attend, split_heads};
 
 /// Keys and values of the conditions for one block, `[batch, tokens, heads, head_dim]` each.
 #[derive(Debug, Clone)]
@@ -79,26 +79,27 @@ impl WanAttention {
         rotary: &RotaryTables,
         attention: &mut dyn SelfAttention,
     ) -> Result<Tensor<3>, Error> {
-        let query = rotary.rotate(self.split(self.norm_q.forward(linear(&self.to_q, x.clone()))));
-        let key = rotary.rotate(self.split(self.norm_k.forward(linear(&self.to_k, x.clone()))));
+        let query = head_norm(&self.norm_q, linear(&self.to_q, x.clone()), self.heads, Some(rotary));
+        let key = head_norm(&self.norm_k, linear(&self.to_k, x.clone()), self.heads, Some(rotary));
         let value = self.split(linear(&self.to_v, x));
         Ok(linear(&self.to_out, self_attend(layer, [query, key, value], attention)?))
     }
 
     /// Keys and values of embedded text and image tokens `[batch, tokens, inner_dim]`; they depend on nothing else.
     pub(super) fn keys_values(&self, text: Tensor<3>, image: Option<Tensor<3>>) -> ConditionKeysValues {
-        let keys = self.split(self.norm_k.forward(linear(&self.to_k, text.clone())));
+        let keys = head_norm(&self.norm_k, linear(&self.to_k, text.clone()), self.heads, None);
         let text = [keys, self.split(linear(&self.to_v, text))];
         let added = self.add_k_proj.as_ref().zip(self.add_v_proj.as_ref()).zip(self.norm_added_k.as_ref());
         let image = image.zip(added).map(|(image, ((to_k, to_v), norm))| {
-            [self.split(norm.forward(to_k.forward(image.clone()))), self.split(to_v.forward(image))]
+            let keys = head_norm(norm, linear(to_k, image.clone()), self.heads, None);
+            [keys, self.split(linear(to_v, image))]
         });
         ConditionKeysValues { text, image }
     }
 
     /// Attention of the video tokens `x` `[batch, tokens, inner_dim]` to the text and, apart from it, to the image.
     pub(super) fn cross_attention(&self, x: Tensor<3>, condition: &ConditionKeysValues) -> Tensor<3> {
-        let query = self.split(self.norm_q.forward(linear(&self.to_q, x)));
+        let query = head_norm(&self.norm_q, linear(&self.to_q, x), self.heads, None);
         let to = |[keys, values]: &[Tensor<4>; 2]| dense(query.clone(), keys.clone(), values.clone());
         let output = to(&condition.text);
         linear(

@@ -7,7 +7,7 @@ use mcsparse::{Error, SelfAttention};
 
 use super::attention::ConditionKeysValues;
 use super::{WanAttention, WanConfig};
-use crate::layers::{FeedForward, RotaryTables, f32_norm, gated_add, modulated_norm, parts};
+use crate::layers::{FeedForward, RotaryTables, gated_add, layer_norm, modulated_norm, parts};
 
 /// Self-attention, cross-attention to the condition and a feed-forward network, each added to the hidden state.
 #[derive(Module, Debug)]
@@ -56,7 +56,7 @@ impl WanBlock {
         let normed = modulated_norm(x.clone(), scale, shift, self.eps);
         let x = gated_add(x, self.attn1.self_attention(layer, normed, rotary, attention)?, gate);
 
-        let normed = self.norm2.as_ref().map_or_else(|| x.clone(), |norm| f32_norm(norm, x.clone()));
+        let normed = self.norm2.as_ref().map_or_else(|| x.clone(), |norm| layer_norm(norm, x.clone(), self.eps));
         let x = self.attn2.cross_attention(normed, condition) + x;
 
         let normed = modulated_norm(x.clone(), ffn_scale, ffn_shift, self.eps);

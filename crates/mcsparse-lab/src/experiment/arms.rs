@@ -5,7 +5,7 @@ use mcsparse::{KeyBudget, McSparse, McSparseConfig, Schedule as Steps, SelfAtten
 
 use super::study::Study;
 use crate::{
-    attention::{LabAttention, Recipe, Schedule},
+    attention::{LabAttention, Layout, Recipe, Schedule},
     error::Error,
 };
 
@@ -35,6 +35,17 @@ pub struct Arm {
     pub steps: usize,
     /// Dense steps and anchors.
     pub schedule: Steps,
+}
+
+/// What an arm has to know of the model that it runs in.
+#[derive(Debug, Clone, Copy)]
+pub struct Ground<'a> {
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Queries in a group of MC-Sparse.
+    pub group_size: usize,
+    /// Where tokens lie.
+    pub layout: &'a Layout,
 }
 
 /// An arm that runs.
@@ -69,20 +80,33 @@ impl Arm {
     ///
     /// [`Error::Run`] for a density or schedule that cannot be.
     pub fn start(&self, study: &Study) -> Result<Running, Error> {
+        self.start_on(&Ground {
+            layers: study.model.layers(),
+            group_size: study.settings.group_size,
+            layout: &study.layout,
+        })
+    }
+
+    /// As [`Arm::start`], in any model.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Arm::start`].
+    pub fn start_on(&self, ground: &Ground<'_>) -> Result<Running, Error> {
         let library = |config: McSparseConfig, dense_layers| -> Result<Running, Error> {
             let config = config
-                .with_group_size(study.settings.group_size)
+                .with_group_size(ground.group_size)
                 .with_schedule(self.schedule.clone())
                 .with_dense_layers(dense_layers);
             Ok(Running::Library(Box::new(McSparse::new(&config, self.steps)?)))
         };
         match &self.method {
-            Method::Dense => library(McSparseConfig::density(1.0), (0..study.model.layers()).collect()),
+            Method::Dense => library(McSparseConfig::density(1.0), (0..ground.layers).collect()),
             Method::DenseByTensorOperations => Ok(Running::Reference(ReferenceDense)),
             Method::Library(config) => library((**config).clone(), vec![0]),
             Method::Recipe(recipe) => {
                 let schedule = Schedule::new(self.schedule.plan(self.steps)?, vec![0]);
-                let lab = LabAttention::new(recipe.clone(), schedule, study.layout.clone())?;
+                let lab = LabAttention::new(recipe.clone(), schedule, ground.layout.clone())?;
                 Ok(Running::Lab(Box::new(lab)))
             }
         }

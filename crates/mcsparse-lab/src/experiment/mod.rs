@@ -11,6 +11,7 @@ pub mod plot;
 pub mod record;
 pub mod report;
 pub mod runner;
+pub mod shapes;
 pub mod study;
 pub mod table;
 pub mod trajectory;

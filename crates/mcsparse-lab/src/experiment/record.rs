@@ -52,11 +52,11 @@ pub struct ArmResult {
 
 /// An experiment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Record<A = ArmResult> {
+pub struct Record<A = ArmResult, S = Settings> {
     /// Its name.
     pub experiment: String,
     /// What decides its numbers.
-    pub settings: Settings,
+    pub settings: S,
     /// What has been found so far.
     pub arms: Vec<A>,
 }
@@ -91,13 +91,17 @@ impl Record {
     }
 }
 
-impl<A: Serialize + for<'a> Deserialize<'a>> Record<A> {
+impl<A, S> Record<A, S>
+where
+    A: Serialize + for<'a> Deserialize<'a>,
+    S: Clone + PartialEq + Serialize + for<'a> Deserialize<'a>,
+{
     /// The record in `path`, to be continued, or an empty one.
     ///
     /// # Errors
     ///
     /// [`Error::Run`] if there is one that cannot be read, or one of another experiment or other settings.
-    pub fn open(path: &Path, experiment: &str, settings: &Settings) -> Result<Self, Error> {
+    pub fn open(path: &Path, experiment: &str, settings: &S) -> Result<Self, Error> {
         if !path.exists() {
             let (experiment, settings) = (experiment.to_owned(), settings.clone());
             return Ok(Self { experiment, settings, arms: Vec::new() });

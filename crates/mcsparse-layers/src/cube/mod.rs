@@ -1,11 +1,15 @@
 //! CubeCL kernels: one cube reads a row once, keeps it in registers and writes it once.
 
+mod gate;
 mod norm;
 mod rotate;
 mod sums;
 
 use burn::{
-    backend::{CubeDevice, TensorMetadata, tensor::FloatTensor},
+    backend::{
+        CubeDevice, TensorMetadata,
+        tensor::{FloatTensor, IntTensor},
+    },
     tensor::DType,
 };
 use burn_cubecl::{
@@ -13,10 +17,12 @@ use burn_cubecl::{
 };
 use cubecl::prelude::*;
 
-use crate::{LayerOps, Rotation};
+use crate::{HeadNorm, LayerOps, Norm, Pairs};
 
-/// Units of a cube: the WebGPU limit.
-const UNITS: u32 = 256;
+/// Units of a cube at most: the WebGPU limit.
+const UNITS: usize = 256;
+/// Units of a cube at least.
+const FEWEST: usize = 64;
 /// Elements that memory is read by.
 const VECTOR: usize = 4;
 /// Cubes along the first axis of a launch, below the WebGPU limit of 65,535; more go along the second.
@@ -24,7 +30,7 @@ const CUBES_X: usize = 32_768;
 /// Bytes of shared memory that a row may take.
 const SHARED_BYTES: usize = 16 * 1024;
 /// Values of a row at most: 64 in the registers of each unit.
-const LONGEST: usize = 64 * UNITS as usize;
+const LONGEST: usize = 64 * UNITS;
 
 /// Whether rows of `size` values in heads of `head_dim` can be run.
 pub(crate) fn supports(device: &CubeDevice, size: usize, head_dim: usize) -> Result<(), String> {
@@ -40,10 +46,21 @@ pub(crate) fn supports(device: &CubeDevice, size: usize, head_dim: usize) -> Res
     if size > LONGEST || 4 * rotate::scratch(size, head_dim) > SHARED_BYTES {
         return Err(format!("rows of {size} values are too long"));
     }
-    if hardware.max_units_per_cube < UNITS || hardware.max_shared_memory_size < SHARED_BYTES {
+    if hardware.max_units_per_cube < UNITS as u32 || hardware.max_shared_memory_size < SHARED_BYTES {
         return Err("too few units or too little shared memory".into());
     }
     Ok(())
+}
+
+/// Whether `turned` values of a head can turn in the kernel.
+pub(crate) fn turns(turned: usize) -> bool {
+    turned > 0 && turned.is_multiple_of(2 * VECTOR)
+}
+
+/// Units of a cube for a row of `vectors` vectors: a power of two, each with three vectors or more if the row is long enough,
+/// so that many cubes are in flight and few units idle at the end of a row.
+fn units(vectors: usize) -> usize {
+    (1 << (vectors / 3).max(1).ilog2()).clamp(FEWEST, UNITS)
 }
 
 /// A launch of one cube for each of `rows` rows.
@@ -58,6 +75,36 @@ fn cube() -> u32 {
     CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X
 }
 
+/// Which row of its tables a row of a tensor takes.
+#[derive(CubeLaunch, CubeType)]
+struct Tables {
+    /// Rows that there are.
+    rows: u32,
+    /// Rows that share a row of the tables, one after the other.
+    run: u32,
+    /// Rows of the tables.
+    tables: u32,
+}
+
+#[cube]
+impl Tables {
+    /// The row for `row`: what `numbers` says if it is `numbered`, kept within the tables.
+    fn row(&self, row: u32, numbers: &[i32], #[comptime] numbered: bool) -> usize {
+        let mut at = row / self.run;
+        if comptime!(numbered) {
+            at = u32::cast_from(numbers[row as usize]);
+        }
+        min(at, self.tables - 1) as usize
+    }
+}
+
+impl Tables {
+    /// For `rows` rows and tables of `tables`.
+    fn launch(rows: usize, tables: usize) -> TablesLaunch {
+        TablesLaunch::new(rows as u32, (rows / tables).max(1) as u32, tables as u32)
+    }
+}
+
 /// An output for `x`, contiguous.
 fn like(x: &CubeTensor) -> CubeTensor {
     empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), x.shape(), x.dtype)
@@ -69,14 +116,56 @@ fn table(tensor: CubeTensor) -> CubeTensor {
     into_contiguous(tensor)
 }
 
+/// Contiguous row numbers; `unread` where there are none, as a kernel has a fixed number of buffers.
+fn numbers(rows: Option<CubeTensor>, unread: &CubeTensor) -> CubeTensor {
+    rows.map_or_else(
+        || unread.clone(),
+        |rows| {
+            assert_eq!(rows.dtype, DType::I32, "layers: rows: expected i32");
+            into_contiguous(rows)
+        },
+    )
+}
+
 impl LayerOps for CubeBackend {
-    fn dit_modulated_norm(
+    fn dit_norm(
         x: FloatTensor<Self>,
         scale: FloatTensor<Self>,
         shift: FloatTensor<Self>,
-        eps: f64,
+        norm: Norm,
     ) -> FloatTensor<Self> {
-        norm::launch(x, scale, shift, eps as f32)
+        norm::launch(x, scale, shift, None, norm)
+    }
+
+    fn dit_norm_by_row(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        shift: FloatTensor<Self>,
+        rows: IntTensor<Self>,
+        norm: Norm,
+    ) -> FloatTensor<Self> {
+        norm::launch(x, scale, shift, Some(rows), norm)
+    }
+
+    fn dit_gated_add(x: FloatTensor<Self>, update: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
+        gate::add(x, update, gate, None)
+    }
+
+    fn dit_gated_add_by_row(
+        x: FloatTensor<Self>,
+        update: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        rows: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        gate::add(x, update, gate, Some(rows))
+    }
+
+    fn dit_swiglu(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        gate::swiglu(x)
+    }
+
+    fn dit_rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, norm: HeadNorm) -> FloatTensor<Self> {
+        rotate::launch(x, weight, None, norm, Pairs::Neighbours)
     }
 
     fn dit_norm_and_rotate(
@@ -84,8 +173,9 @@ impl LayerOps for CubeBackend {
         weight: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
-        rotation: Rotation,
+        norm: HeadNorm,
+        pairs: Pairs,
     ) -> FloatTensor<Self> {
-        rotate::launch(x, weight, cos, sin, rotation)
+        rotate::launch(x, weight, Some([cos, sin]), norm, pairs)
     }
 }

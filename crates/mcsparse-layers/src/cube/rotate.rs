@@ -1,4 +1,4 @@
-//! Root-mean-square norm and rotary embedding.
+//! Root-mean-square norm of heads, and rotary embedding.
 
 use burn::backend::{TensorMetadata, cubecl::dtype_to_storage_type};
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
@@ -6,16 +6,16 @@ use cubecl::prelude::*;
 
 use super::{
     UNITS, VECTOR, count, cube, like,
-    sums::{SCRATCH, cube_sum, lanes},
-    table,
+    sums::{self, cube_sum, lanes},
+    table, units,
 };
-use crate::{Pairs, Rotation};
+use crate::{HeadNorm, Pairs};
 
 /// Values of shared memory for rows of `size` values: the squares of each vector, heads one further apart than they are long
 /// so that units that add up neighbouring heads meet different banks, the heads' factors, and the sums of the cube.
 pub(super) const fn scratch(size: usize, head_dim: usize) -> usize {
     let heads = size / head_dim;
-    heads * (head_dim / VECTOR + 1) + heads + SCRATCH
+    heads * (head_dim / VECTOR + 1) + heads + sums::scratch(UNITS)
 }
 
 /// Comptime sizes of a row.
@@ -23,6 +23,9 @@ pub(super) const fn scratch(size: usize, head_dim: usize) -> usize {
 struct Row {
     vectors: usize,
     head_vectors: usize,
+    /// Vectors of a head that turn, from its start.
+    turned: usize,
+    units: usize,
     all_heads: bool,
     pairs: Pairs,
 }
@@ -37,37 +40,46 @@ impl Row {
     }
 }
 
-/// `x` `[tokens, size]`, `weight` `[size]` or `[head_dim]`, `cos` and `sin` `[tokens, head_dim / 2]`.
+/// `x` `[rows, size]`, `weight` `[size]` or `[head_dim]`; cosines and sines `[tokens, turned / 2]`, or nothing turns.
 pub(super) fn launch(
     x: CubeTensor,
     weight: CubeTensor,
-    cos: CubeTensor,
-    sin: CubeTensor,
-    rotation: Rotation,
+    angles: Option<[CubeTensor; 2]>,
+    norm: HeadNorm,
+    pairs: Pairs,
 ) -> CubeTensor {
-    let [tokens, size] = x.shape().dims();
-    let head_dim = size / rotation.heads;
-    let (x, weight, cos, sin) = (into_contiguous(x), table(weight), table(cos), table(sin));
-    let weights = if rotation.all_heads { size } else { head_dim };
-    let tables = [&weight, &cos, &sin].map(|tensor| tensor.shape().num_elements());
+    let [rows, size] = x.shape().dims();
+    let head_dim = size / norm.heads;
+    let (x, weight) = (into_contiguous(x), table(weight));
+    let [tokens, half] = angles.as_ref().map_or([1, 0], |[cos, _]| cos.shape().dims());
+    // Unread where nothing turns; a kernel has a fixed number of buffers.
+    let [cos, sin] = angles.map_or_else(|| [weight.clone(), weight.clone()], |angles| angles.map(table));
     assert!(
-        head_dim.is_multiple_of(2 * VECTOR) && tables == [weights, tokens * head_dim / 2, tokens * head_dim / 2],
-        "norm and rotation: rows of {size} values with tables of {tables:?}"
+        head_dim.is_multiple_of(2 * VECTOR)
+            && half.is_multiple_of(VECTOR)
+            && 2 * half <= head_dim
+            && rows.is_multiple_of(tokens)
+            && weight.shape().num_elements() == if norm.all_heads { size } else { head_dim }
+            && (half == 0 || [&cos, &sin].iter().all(|table| table.shape().num_elements() == tokens * half)),
+        "norm of heads: {rows} rows of {size} values, {half} pairs of {tokens} tokens"
     );
+    let vectors = size / VECTOR;
     let row = Row {
-        vectors: size / VECTOR,
+        vectors,
         head_vectors: head_dim / VECTOR,
-        all_heads: rotation.all_heads,
-        pairs: rotation.pairs,
+        turned: 2 * half / VECTOR,
+        units: units(vectors),
+        all_heads: norm.all_heads,
+        pairs,
     };
     let output = like(&x);
-    // SAFETY: the kernel reads and writes `size` values of each of `tokens` rows, one value a pair and token of both tables,
-    // and as many weights as there are.
+    // SAFETY: the kernel reads and writes `size` values of each of `rows` rows, one value a pair and token of both tables if
+    // there are pairs, and as many weights as there are.
     unsafe {
         norm_and_rotate::launch_unchecked(
             &x.client,
-            count(tokens),
-            CubeDim::new_1d(UNITS),
+            count(rows),
+            CubeDim::new_1d(row.units as u32),
             x.required_address_type(),
             VECTOR,
             x.clone().into_buffer_arg(),
@@ -75,8 +87,9 @@ pub(super) fn launch(
             cos.into_buffer_arg(),
             sin.into_buffer_arg(),
             output.clone().into_buffer_arg(),
+            rows as u32,
             tokens as u32,
-            rotation.eps as f32,
+            norm.eps as f32,
             row,
             dtype_to_storage_type(x.dtype),
         );
@@ -91,29 +104,32 @@ fn norm_and_rotate<E: Float, N: Size>(
     cos: &[f32],
     sin: &[f32],
     output: &mut [Vector<E, N>],
+    rows: u32,
     tokens: u32,
     eps: f32,
     #[comptime] row: Row,
     #[define(E)] _dtype: ElemType,
 ) {
-    let token = cube();
-    if token >= tokens {
+    let number = cube();
+    if number >= rows {
         terminate!();
     }
     let unit = UNIT_POS as usize;
     let vectors = comptime!(row.vectors);
     let head_vectors = comptime!(row.head_vectors);
-    let each = comptime!(vectors.div_ceil(UNITS as usize));
-    let start = token as usize * vectors;
-    let angles = token as usize * comptime!(head_vectors * VECTOR / 2);
-    let mut scratch = Shared::<[f32]>::new_slice(comptime!(SCRATCH));
+    let units = comptime!(row.units);
+    let each = comptime!(row.vectors.div_ceil(row.units));
+    let start = number as usize * vectors;
+    // Every batch element has the same tokens.
+    let angles = (number % tokens) as usize * comptime!(row.turned * VECTOR / 2);
+    let mut scratch = Shared::<[f32]>::new_slice(comptime!(sums::scratch(row.units)));
     let mut squares = Shared::<[f32]>::new_slice(comptime!(row.heads() * (row.pitch() + 1)));
     let factors = comptime!(row.heads() * row.pitch());
     let mut held = Array::<Vector<f32, N>>::new(each);
     let mut sum = 0.0f32;
     #[unroll]
     for j in 0..each {
-        let at = comptime!(j * UNITS as usize) + unit;
+        let at = comptime!(j * row.units) + unit;
         held[j] = Vector::<f32, N>::new(0.0f32);
         if at < vectors {
             held[j] = Vector::cast_from(x[start + at]);
@@ -127,7 +143,7 @@ fn norm_and_rotate<E: Float, N: Size>(
     }
     let mut whole = 0.0f32;
     if comptime!(row.all_heads) {
-        let mean = cube_sum(sum, &mut scratch) / comptime!((row.vectors * VECTOR) as f32);
+        let mean = cube_sum(sum, &mut scratch, units) / comptime!((row.vectors * VECTOR) as f32);
         whole = 1.0f32 / (mean + eps).sqrt();
     } else {
         sync_cube();
@@ -139,13 +155,13 @@ fn norm_and_rotate<E: Float, N: Size>(
             }
             let mean = total / comptime!((row.head_vectors * VECTOR) as f32);
             squares[factors + head] = 1.0f32 / (mean + eps).sqrt();
-            head += comptime!(UNITS as usize);
+            head += units;
         }
         sync_cube();
     }
     #[unroll]
     for j in 0..each {
-        let at = comptime!(j * UNITS as usize) + unit;
+        let at = comptime!(j * row.units) + unit;
         if at < vectors {
             let (head, place) = (at / head_vectors, at % head_vectors);
             let mut factor = whole;
@@ -156,35 +172,61 @@ fn norm_and_rotate<E: Float, N: Size>(
             }
             let factor = Vector::<f32, N>::new(factor);
             let own = held[j] * factor * weight[weights];
-            let mut result = Vector::<f32, N>::new(0.0f32);
-            if comptime!(row.pairs == Pairs::Neighbours) {
-                #[unroll]
-                for pair in 0..comptime!(VECTOR / 2) {
-                    let angle = angles + place * comptime!(VECTOR / 2) + pair;
-                    let (a, b) = (own.extract(comptime!(2 * pair)), own.extract(comptime!(2 * pair + 1)));
-                    result.insert(comptime!(2 * pair), a * cos[angle] - b * sin[angle]);
-                    result.insert(comptime!(2 * pair + 1), b * cos[angle] + a * sin[angle]);
-                }
-            } else {
-                // The other half comes from memory once more: it is in a cache.
-                let half = comptime!(row.head_vectors / 2);
-                let second = place >= half;
-                // In either direction: halves are as long as each other.
-                let other_place = (place + half) % head_vectors;
-                let sign = select(second, f32::new(1.0), f32::new(-1.0));
-                let mut other_weights = head * head_vectors + other_place;
-                if comptime!(!row.all_heads) {
-                    other_weights = other_place;
-                }
-                let other: Vector<f32, N> = Vector::cast_from(x[start + head * head_vectors + other_place]);
-                let other = other * factor * weight[other_weights];
-                #[unroll]
-                for e in 0..comptime!(VECTOR) {
-                    let angle = angles + place % half * comptime!(VECTOR) + e;
-                    result.insert(e, own.extract(e) * cos[angle] + sign * other.extract(e) * sin[angle]);
+            let mut result = own;
+            if comptime!(row.turned > 0) {
+                if place < comptime!(row.turned) {
+                    if comptime!(row.pairs == Pairs::Neighbours) {
+                        result = turn_neighbours(own, cos, sin, angles + place * comptime!(VECTOR / 2));
+                    } else {
+                        let half = comptime!(row.turned / 2);
+                        // In either direction: halves are as long as each other.
+                        let other_place = (place + half) % comptime!(row.turned);
+                        let mut other_weights = head * head_vectors + other_place;
+                        if comptime!(!row.all_heads) {
+                            other_weights = other_place;
+                        }
+                        // It comes from memory once more: it is in a cache.
+                        let other = Vector::<f32, N>::cast_from(x[start + head * head_vectors + other_place]);
+                        let other = other * factor * weight[other_weights];
+                        let sign = select(place >= half, f32::new(1.0), f32::new(-1.0));
+                        result = turn_halves(own, other, sign, cos, sin, angles + place % half * comptime!(VECTOR));
+                    }
                 }
             }
             output[start + at] = Vector::cast_from(result);
         }
     }
+}
+
+/// Turns the pairs within a vector, the first of them by angle `first`.
+#[cube]
+fn turn_neighbours<N: Size>(own: Vector<f32, N>, cos: &[f32], sin: &[f32], first: usize) -> Vector<f32, N> {
+    let mut result = own;
+    #[unroll]
+    for pair in 0..comptime!(VECTOR / 2) {
+        let angle = first + pair;
+        let (a, b) = (own.extract(comptime!(2 * pair)), own.extract(comptime!(2 * pair + 1)));
+        result.insert(comptime!(2 * pair), a * cos[angle] - b * sin[angle]);
+        result.insert(comptime!(2 * pair + 1), b * cos[angle] + a * sin[angle]);
+    }
+    result
+}
+
+/// Turns the values of a vector against those of another, the first of them by angle `first`.
+#[cube]
+fn turn_halves<N: Size>(
+    own: Vector<f32, N>,
+    other: Vector<f32, N>,
+    sign: f32,
+    cos: &[f32],
+    sin: &[f32],
+    first: usize,
+) -> Vector<f32, N> {
+    let mut result = own;
+    #[unroll]
+    for e in 0..comptime!(VECTOR) {
+        let angle = first + e;
+        result.insert(e, own.extract(e) * cos[angle] + sign * other.extract(e) * sin[angle]);
+    }
+    result
 }

@@ -2,32 +2,31 @@
 
 use cubecl::prelude::*;
 
-use super::UNITS;
-
 /// Units whose values one unit adds up first.
 const RUN: usize = 16;
-const RUNS: usize = UNITS as usize / RUN;
 
-/// Values of shared memory that [`cube_sum`] works in.
-pub(super) const SCRATCH: usize = UNITS as usize + RUNS;
+/// Values of shared memory that [`cube_sum`] works in with `units` units, a multiple of 16.
+pub(super) const fn scratch(units: usize) -> usize {
+    units + units / RUN
+}
 
 /// The sum of all units' values. To be called by all units of the cube.
 #[cube]
-pub(super) fn cube_sum(value: f32, scratch: &mut Shared<[f32]>) -> f32 {
+pub(super) fn cube_sum(value: f32, scratch: &mut Shared<[f32]>, #[comptime] units: usize) -> f32 {
     let unit = UNIT_POS as usize;
     scratch[unit] = value;
     sync_cube();
-    if unit < comptime!(RUNS) {
+    if unit < comptime!(units / RUN) {
         let mut sum = 0.0f32;
         for i in 0..comptime!(RUN) {
             sum += scratch[unit * comptime!(RUN) + i];
         }
-        scratch[comptime!(UNITS as usize) + unit] = sum;
+        scratch[units + unit] = sum;
     }
     sync_cube();
     let mut total = 0.0f32;
-    for run in 0..comptime!(RUNS) {
-        total += scratch[comptime!(UNITS as usize) + run];
+    for run in 0..comptime!(units / RUN) {
+        total += scratch[units + run];
     }
     total
 }

@@ -27,22 +27,25 @@ struct Watched {
 }
 
 impl Drift {
-    /// Remembers the sparse part of an anchor: its `output` less the `residual`, both `[batch, heads, rows, head_dim]`.
-    pub fn watch(&mut self, key: &SlotKey, output: Tensor<4>, residual: Tensor<4>) {
-        let dtype = output.dtype();
-        let rows = (sampled(output) - sampled(residual)).cast(dtype);
+    /// The watched rows of a sparse part, in f32: an `output` less `gain` times the `residual` in it, both `[batch, heads, rows,
+    /// head_dim]`.
+    pub fn rows_of(output: Tensor<4>, residual: Tensor<4>, gain: f32) -> Tensor<4> {
+        sampled(output) - sampled(residual).mul_scalar(gain)
+    }
+
+    /// Remembers the [rows](Self::rows_of) of an anchor.
+    pub fn watch(&mut self, key: &SlotKey, rows: Tensor<4>) {
         match self.watched.iter_mut().find(|watched| watched.key == *key) {
             Some(watched) => watched.rows = rows,
             None => self.watched.push(Watched { key: key.clone(), rows }),
         }
     }
 
-    /// Notes how far the sparse part of a reuse step, its `output` less `gain * residual`, is from that of the anchor:
-    /// `|now - then| / |then|` in the L2 norm over batch, heads and the watched rows.
-    pub fn note(&mut self, key: &SlotKey, output: Tensor<4>, residual: Tensor<4>, gain: f32) {
+    /// Notes how far the [rows](Self::rows_of) of a reuse step are from those of the anchor: `|now - then| / |then|` in the L2
+    /// norm over batch, heads and the watched rows.
+    pub fn note(&mut self, key: &SlotKey, now: Tensor<4>) {
         let Some(watched) = self.watched.iter().find(|watched| watched.key == *key) else { return };
         let then = watched.rows.clone().cast(DType::F32);
-        let now = sampled(output) - sampled(residual).mul_scalar(gain);
         let size = then.clone().square().sum().clamp_min(f32::MIN_POSITIVE);
         self.changes.push(((now - then).square().sum() / size).sqrt());
     }

@@ -1,6 +1,6 @@
 //! A slot in host memory: what a file holds, and where slots wait that the device has no room for.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Bytes, DType, Device, Tensor, TensorData, Transaction};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -63,6 +63,19 @@ impl Header {
     }
 }
 
+/// The same bytes, in the same memory, of which a clone is no copy. So pinned memory goes to the device as it is, each time.
+fn shared(data: TensorData) -> TensorData {
+    struct Owner(Bytes);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    let (bytes, shape, dtype) = data.into_parts();
+    let property = bytes.property();
+    TensorData::from_bytes(Bytes::from_shared(bytes::Bytes::from_owner(Owner(bytes)), property), shape, dtype)
+}
+
 /// A slot's numbers in host memory, part by part.
 #[derive(Debug, Clone)]
 pub(super) struct HostSlot {
@@ -72,17 +85,17 @@ pub(super) struct HostSlot {
 }
 
 impl HostSlot {
-    /// Copies a slot to the host. The bytes are there when this returns: a backend may put a read off until they are looked
-    /// at, and hold the device's memory that long.
+    /// Copies a slot to the host. The bytes are there when this returns, and nothing holds the device's memory.
+    ///
+    /// A plain read would be put off by a backend until the bytes are looked at, and keep the device's memory even then; a
+    /// transaction reads at once. CUDA puts what it reads into pinned memory.
     pub fn of(slot: &Slot) -> Self {
-        let mut parts = vec![slot.order().to_data(), slot.lists().words().to_data()];
-        match slot.stored_residual() {
-            Residual::Plain(values) => parts.push(values.to_data()),
-            Residual::Codes(codes) => parts.extend([codes.words.to_data(), codes.largest.to_data()]),
-        }
-        parts.iter().for_each(|part| {
-            let _ = part.as_bytes();
-        });
+        let read = Transaction::default().register(slot.order().clone()).register(slot.lists().words().clone());
+        let read = match slot.stored_residual() {
+            Residual::Plain(values) => read.register(values.clone()),
+            Residual::Codes(codes) => read.register(codes.words.clone()).register(codes.largest.clone()),
+        };
+        let parts = read.execute().into_iter().map(shared).collect();
         Self { header: Header::of(slot), step: slot.step(), parts }
     }
 
@@ -119,5 +132,20 @@ impl HostSlot {
             }
         };
         Slot::new(key, shape, self.step, order, lists, residual)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_bytes_are_not_copied() {
+        let data = TensorData::from([1.0f32, 2.0, 3.0]);
+        let (expected, before) = (data.clone(), data.as_bytes().as_ptr());
+        let shared = shared(data);
+        let clone = shared.clone();
+        assert_eq!((shared.as_bytes().as_ptr(), clone.as_bytes().as_ptr()), (before, before));
+        assert_eq!(clone, expected);
     }
 }

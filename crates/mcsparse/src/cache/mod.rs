@@ -5,6 +5,7 @@ mod drift;
 mod file;
 mod host;
 mod placement;
+mod predicted;
 mod slot;
 mod slots;
 mod stored;
@@ -18,7 +19,7 @@ pub(crate) use stored::{KeyLists, Residual};
 
 use crate::{Branch, Error, McSparseConfig, Plan, RunReport, Schedule, StepKind, report::DriftRecord};
 use clock::Clock;
-use drift::Drift;
+pub(crate) use drift::Drift;
 use host::HostSlot;
 use placement::HostStore;
 

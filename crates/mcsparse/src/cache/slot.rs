@@ -1,5 +1,7 @@
 //! What one anchor leaves behind for one layer and branch.
 
+use std::ops::Range;
+
 use burn::{
     module::Module,
     tensor::{Device, Int, Tensor},
@@ -176,6 +178,14 @@ impl Slot {
 
     pub(crate) fn device(&self) -> Device {
         self.residual.device()
+    }
+
+    /// The groups, lists and residual of some heads.
+    pub(crate) fn heads(&self, heads: Range<usize>) -> (Tensor<3, Int>, KeyLists, Residual) {
+        if heads.len() == self.shape.heads {
+            return (self.order.clone(), self.lists.clone(), self.residual.clone());
+        }
+        (self.order.clone().slice_dim(1, heads.clone()), self.lists.heads(heads.clone()), self.residual.heads(heads))
     }
 
     fn route(&self) -> Route {

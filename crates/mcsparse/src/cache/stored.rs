@@ -1,5 +1,7 @@
 //! The stored forms of a slot's key lists and residual.
 
+use std::ops::Range;
+
 use burn::{
     module::Module,
     tensor::{DType, Device, Int, Tensor, TensorData},
@@ -43,6 +45,17 @@ impl KeyLists {
     pub fn scratch_bytes(&self) -> usize {
         let [batch, heads, groups, _] = self.words.dims();
         if self.format == IndexFormat::Plain { 0 } else { batch * heads * groups * self.kept * DType::I32.size() }
+    }
+
+    /// Those of some heads.
+    pub fn heads(&self, heads: Range<usize>) -> Self {
+        Self { words: self.words.clone().slice_dim(1, heads), ..self.clone() }
+    }
+
+    /// All heads of `parts`, which are of one format.
+    pub fn of_parts(parts: Vec<Self>) -> Self {
+        let first = parts[0].clone();
+        Self { words: Tensor::cat(parts.into_iter().map(|part| part.words).collect(), 1), ..first }
     }
 
     pub fn words(&self) -> &Tensor<4, Int> {
@@ -92,6 +105,41 @@ impl Residual {
             Self::Plain(values) => values.clone(),
             Self::Codes(Codes { words, largest, format, head_dim }) => {
                 ops::decode_residual(route, words.clone(), largest.clone(), *format, *head_dim)
+            }
+        }
+    }
+
+    /// That of some heads.
+    pub fn heads(&self, heads: Range<usize>) -> Self {
+        match self {
+            Self::Plain(values) => Self::Plain(values.clone().slice_dim(1, heads)),
+            Self::Codes(Codes { words, largest, format, head_dim }) => Self::Codes(Codes {
+                words: words.clone().slice_dim(1, heads.clone()),
+                largest: largest.clone().slice_dim(1, heads),
+                format: *format,
+                head_dim: *head_dim,
+            }),
+        }
+    }
+
+    /// All heads of `parts`, which are of one format.
+    pub fn of_parts(parts: Vec<Self>) -> Self {
+        let (mut plain, mut words, mut scales, mut coded) = (Vec::new(), Vec::new(), Vec::new(), None);
+        for part in parts {
+            match part {
+                Self::Plain(values) => plain.push(values),
+                Self::Codes(codes) => {
+                    coded = Some((codes.format, codes.head_dim));
+                    words.push(codes.words);
+                    scales.push(codes.largest);
+                }
+            }
+        }
+        match coded {
+            None => Self::Plain(Tensor::cat(plain, 1)),
+            Some((format, head_dim)) => {
+                let (words, largest) = (Tensor::cat(words, 1), Tensor::cat(scales, 1));
+                Self::Codes(Codes { words, largest, format, head_dim })
             }
         }
     }

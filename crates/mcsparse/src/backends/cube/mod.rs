@@ -7,6 +7,7 @@ mod formats;
 mod fragment;
 mod group;
 mod hopper;
+#[cfg(any(feature = "cuda", feature = "cuda-source"))]
 mod linear;
 mod matrix_units;
 mod radix;
@@ -87,7 +88,14 @@ pub(super) fn supports_linear(
     inputs: usize,
     outputs: usize,
 ) -> Result<Route, String> {
-    linear::supports(device.client().properties(), dtype, inputs, outputs).map(|()| Route::kernel(linear::NAME))
+    #[cfg(any(feature = "cuda", feature = "cuda-source"))]
+    return linear::supports(device.client().properties(), dtype, inputs, outputs)
+        .map(|()| Route::kernel(linear::NAME));
+    #[cfg(not(any(feature = "cuda", feature = "cuda-source")))]
+    {
+        let _ = (device, dtype, inputs, outputs);
+        Err("the warpgroup linear layer comes with feature `cuda`".into())
+    }
 }
 
 /// Bytes of temporary memory that the kernel of `stage` will take, if it has one.
@@ -167,7 +175,10 @@ impl McSparseOps for CubeBackend {
         bias: FloatTensor<Self>,
         biased: bool,
     ) -> FloatTensor<Self> {
-        linear::linear(input, weight, biased.then_some(bias))
+        #[cfg(any(feature = "cuda", feature = "cuda-source"))]
+        return linear::linear(input, weight, biased.then_some(bias));
+        #[cfg(not(any(feature = "cuda", feature = "cuda-source")))]
+        unreachable!("`supports_linear` names no kernel: {:?}", (input, weight, bias, biased));
     }
 
     fn mc_dense_attention(

@@ -38,7 +38,12 @@ pub(super) fn add_tail(
     let log_counts = log_counts(indices, tokens, options);
     let (key, value) = (means(key, options), means(value, options));
     let lists = Lists::counted(order, log_counts, options.group_size);
-    let before = Some((owned(sparse), owned(lse)));
+    let mut sparse = sparse;
+    // The kernel reads and writes memory that has tokens before heads.
+    sparse.meta.swap(1, 2);
+    let mut sparse = owned(sparse);
+    sparse.meta.swap(1, 2);
+    let before = Some((sparse, owned(lse)));
     attend(query, key, value, lists, Ending { finish, other, factor, before }, options.scale as f32)
 }
 

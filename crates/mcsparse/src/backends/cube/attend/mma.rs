@@ -11,7 +11,7 @@ use cubecl::{
 
 use super::{
     super::fragment::{BLOCK, C2, C8, CHUNK, Operand, PLANE, Sums, left, load_chunk, right, row_sum, zero_sums},
-    shape::{Keys, Sizes},
+    shape::{Keys, Sizes, output_row},
     softmax::{Rows, forget_past, join, weigh, weights},
     store::store,
     tiles::Tiles,
@@ -259,7 +259,7 @@ pub(in super::super) fn attend<E: Float, N: Size>(
                 top = select(rows.top[i] <= f32::new(-3.0e38), f32::new(-3.0e38), top);
             }
             let (mine, theirs, log_sum) = join(top, sum, before[i], keys);
-            let at = of_head + token;
+            let at = output_row(batch as usize, head as usize, token, &sizes, finish, keys);
             store::<E>(&out, i, mine, theirs, at, other, other_row, sizes.factor, output, c, dim, finish, keys);
             if c == 0 {
                 lse[of_head + token] = log_sum;

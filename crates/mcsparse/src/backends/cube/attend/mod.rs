@@ -87,7 +87,8 @@ pub(super) struct Ending {
     pub other: CubeTensor,
     /// On a residual that is added.
     pub factor: f32,
-    /// What the output and the log-sum-exp hold already, where keys are counted: they are written over.
+    /// What the output (tokens before heads in memory) and the log-sum-exp hold already, where keys are counted: they are
+    /// written over.
     pub before: Option<(CubeTensor, CubeTensor)>,
 }
 
@@ -98,7 +99,8 @@ impl Ending {
     }
 }
 
-/// Output in the order and dtype of `query`, with another tensor as `ending` says, and log-sum-exp.
+/// Output in the order and dtype of `query`, with another tensor as `ending` says, and log-sum-exp. The output is a view of memory
+/// that has tokens before heads, but for a residual ([`shape::tokens_first`]).
 pub(super) fn attend(
     query: CubeTensor,
     key: CubeTensor,
@@ -163,8 +165,14 @@ pub(super) fn attend(
     let cubes = batch * heads * groups * tiles_per_group;
     let cubes_x = cubes.min(CUBES_X);
     let cube_count = CubeCount::Static(cubes_x as u32, cubes.div_ceil(cubes_x) as u32, 1);
+    let tokens_first = shape::tokens_first(finish, lists.keys);
     let (output, lse) = before.unwrap_or_else(|| {
-        (empty(&query, &[batch, heads, queries, dim], dtype), empty(&query, &[batch, heads, queries], DType::F32))
+        let in_memory = if tokens_first { [queries, heads] } else { [heads, queries] };
+        let mut output = empty(&query, &[batch, in_memory[0], in_memory[1], dim], dtype);
+        if tokens_first {
+            output.meta.swap(1, 2);
+        }
+        (output, empty(&query, &[batch, heads, queries], DType::F32))
     });
     assert!(
         output.shape() == query.shape() && output.dtype == dtype && lse.shape().dims() == [batch, heads, queries],

@@ -6,6 +6,7 @@ use super::super::{
     tier::Tier,
     tile::{SIDE, TILE_KEYS, VECTOR, rows_for},
 };
+use crate::ops::Finish;
 
 /// The least bytes of shared memory that every problem can do with.
 pub(in super::super) const SHARED_BYTES: usize = Tile { rows: 4, slice: 4, planes: false }.shared_bytes();
@@ -97,4 +98,28 @@ pub(super) struct Sizes {
     pub scale: f32,
     /// On a residual that is added.
     pub factor: f32,
+}
+
+/// Whether the output has tokens before heads in memory, as models go on with it. A residual, which is encoded and stored, has
+/// heads before tokens, unless it is made over an output that was written before.
+pub(super) const fn tokens_first(finish: Finish, keys: Keys) -> bool {
+    !matches!(finish, Finish::ResidualOf) || matches!(keys, Keys::Counted)
+}
+
+/// The row of the output's memory for `token` of `head`.
+#[cube]
+pub(super) fn output_row(
+    batch: usize,
+    head: usize,
+    token: usize,
+    sizes: &Sizes,
+    #[comptime] finish: Finish,
+    #[comptime] keys: Keys,
+) -> usize {
+    let (queries, heads) = (sizes.queries as usize, sizes.heads as usize);
+    if comptime!(tokens_first(finish, keys)) {
+        (batch * queries + token) * heads + head
+    } else {
+        (batch * heads + head) * queries + token
+    }
 }

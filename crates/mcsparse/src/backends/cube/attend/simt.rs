@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use super::{
     super::tile::{KEYS, SIDE, TILE_KEYS, UNITS, V, VECTOR, add_products, load, query_of},
-    shape::{Keys, Sizes, Tile, WEIGHTS_PITCH},
+    shape::{Keys, Sizes, Tile, WEIGHTS_PITCH, output_row},
     softmax::join,
 };
 use crate::ops::Finish;
@@ -220,6 +220,7 @@ pub(super) fn attend<E: Float>(
             let token = query_at(order, places, place, end, sizes.queries, comptime!(keys.grouped()));
             let (mine, theirs, log_sum) = join(top[i], sum[i], before[i], keys);
             let other_row = batch * other.stride(0) + head as usize * other.stride(1) + token * other.stride(2);
+            let row = output_row(batch, head as usize, token, &sizes, finish, keys);
             #[unroll]
             for c in 0..columns {
                 let column = x + comptime!(c * SIDE);
@@ -235,7 +236,7 @@ pub(super) fn attend<E: Float>(
                     if element < comptime!(dim) {
                         let mut this = result.extract(e);
                         if comptime!(keys == Keys::Counted) {
-                            this += f32::cast_from(output[(places + token) * dim + element]) * theirs;
+                            this += f32::cast_from(output[row * dim + element]) * theirs;
                         }
                         if comptime!(finish != Finish::Output) {
                             let that = f32::cast_from(other[other_row + element * other.stride(3)]);
@@ -245,7 +246,7 @@ pub(super) fn attend<E: Float>(
                                 that - this
                             };
                         }
-                        output[(places + token) * dim + element] = E::cast_from(this);
+                        output[row * dim + element] = E::cast_from(this);
                     }
                 }
             }

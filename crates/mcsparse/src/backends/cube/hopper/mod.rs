@@ -5,6 +5,8 @@
 //! Hopper through this module, so that CubeCL's own can replace it. The rules are in the PTX ISA, under the names in brackets.
 
 pub(super) mod barrier;
+#[cfg(any(feature = "cuda", feature = "cuda-source"))]
+pub(super) mod bulk;
 pub(super) mod copy;
 pub(super) mod layout;
 pub(super) mod operand;

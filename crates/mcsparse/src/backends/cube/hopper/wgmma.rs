@@ -16,7 +16,13 @@ use super::copy::{HALF, HALF_BYTES};
 /// offset is read only where rows run along the inner dimension, and is then that of the halves.
 #[cube]
 pub(in super::super) fn descriptor(tile: u32) -> u32 {
-    ((tile & 0x3FFFF) >> 4) | comptime!((HALF_BYTES as u32 >> 4) << 16)
+    tall_descriptor(tile, HALF_BYTES)
+}
+
+/// [`descriptor`] of a tile whose halves are so many bytes apart.
+#[cube]
+pub(in super::super) fn tall_descriptor(tile: u32, #[comptime] half_bytes: usize) -> u32 {
+    ((tile & 0x3FFFF) >> 4) | comptime!((half_bytes as u32 >> 4) << 16)
 }
 
 /// The descriptor of a tile `bytes` further on.

@@ -11,16 +11,16 @@ mod variants;
 
 use burn::{
     backend::{TensorMetadata, cubecl::dtype_to_storage_type},
-    tensor::DType,
+    tensor::{DType, Shape},
 };
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
-use cubecl::{ir::DeviceProperties, prelude::*};
+use cubecl::{features::Tma, ir::DeviceProperties, prelude::*};
 
 #[cfg(feature = "cuda-source")]
 pub(super) use self::variants::variants;
 use self::{
     kernel::SizesLaunch,
-    tile::{COLUMNS, DEPTH, ROWS, Tile, UNITS},
+    tile::{BLOCK, CLUSTER, COLUMNS, DEPTH, ROWS, Tile, UNITS},
 };
 use super::{empty, fits, hopper, tier::Tier};
 
@@ -36,6 +36,9 @@ pub(super) fn supports(
 ) -> Result<(), String> {
     hopper::supports(properties, dtype, DEPTH)?;
     Tier::Warpgroup.allowed()?;
+    if !properties.features.tma.contains(Tma::Base) || !properties.features.cube_cluster {
+        return Err("the warpgroup linear layer needs the tensor copy engine and clusters of cubes".into());
+    }
     fits(&properties.hardware, UNITS as u32, Tile::SHARED_BYTES)?;
     for (name, size, step) in [("inputs", inputs, DEPTH), ("outputs", outputs, COLUMNS)] {
         if size == 0 || !size.is_multiple_of(step) {
@@ -47,7 +50,7 @@ pub(super) fn supports(
 
 /// `input` `[rows, inputs]` times `weight` `[inputs, outputs]` plus `bias` `[outputs]`.
 pub(super) fn linear(input: CubeTensor, weight: CubeTensor, bias: Option<CubeTensor>) -> CubeTensor {
-    let (input, weight) = (into_contiguous(input), into_contiguous(weight));
+    let (input, weight) = (readable(input), readable(weight));
     let bias = bias.map(into_contiguous);
     let ([rows, inputs], [depth, outputs]) = (input.shape().dims(), weight.shape().dims());
     assert!(
@@ -62,31 +65,53 @@ pub(super) fn linear(input: CubeTensor, weight: CubeTensor, bias: Option<CubeTen
         assert_eq!((bias.shape().dims(), bias.dtype), ([outputs], input.dtype), "linear: bias");
     }
     let output = empty(&input, &[rows, outputs], input.dtype);
-    let tiles = rows.div_ceil(ROWS) * (outputs / COLUMNS);
-    if tiles == 0 {
+    let clusters = rows.div_ceil(CLUSTER * ROWS) * (outputs / COLUMNS);
+    if clusters == 0 {
         return output;
     }
-    let cubes = input.client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1).min(tiles as u32);
+    let processors = input.client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
+    let cubes = CLUSTER * (processors / CLUSTER).clamp(1, clusters);
     let tile = Tile { element: hopper::element(input.dtype), bias: bias.is_some() };
-    let address = [&input, &weight, &output].map(CubeTensor::required_address_type);
+    let address = output.required_address_type();
+    let element = dtype_to_storage_type(input.dtype);
     // Unread where there is none; a kernel has a fixed number of buffers.
     let bias = bias.unwrap_or_else(|| weight.clone());
-    // SAFETY: all tensors are contiguous and of the shapes checked above; rows are clamped, and inputs and outputs are multiples
-    // of what a tile takes (`supports`).
+    // SAFETY: inputs and outputs are multiples of what a tile takes (`supports`), the copy engine minds the last row of the input,
+    // and the kernel that of the output, which is contiguous.
     unsafe {
         kernel::linear::launch_unchecked(
             &input.client,
-            CubeCount::new_1d(cubes),
+            CubeCount::new_1d(cubes as u32),
             CubeDim::new_1d(UNITS as u32),
-            address.into_iter().max().unwrap_or_default(),
-            input.clone().into_buffer_arg(),
-            weight.into_buffer_arg(),
+            address,
+            map(&input, [ROWS, DEPTH], element),
+            map(&weight, [DEPTH, BLOCK], element),
             bias.into_buffer_arg(),
             output.clone().into_buffer_arg(),
             SizesLaunch::new(rows as u32, inputs as u32, outputs as u32),
             tile,
-            dtype_to_storage_type(input.dtype),
+            element,
         );
     }
     output
+}
+
+/// How the copy engine reads tiles of `matrix`: swizzled, as products want them.
+fn map(matrix: &CubeTensor, tile: [usize; 2], element: ElemType) -> TensorMapArg<Tiled> {
+    let args = TiledArgs::new(Shape::from(tile));
+    TensorMapArg::new(args, matrix.clone().into_tensor_arg(), element)
+        .with_swizzle(TensorMapSwizzle::B128)
+        .with_prefetch(TensorMapPrefetch::B256)
+}
+
+/// `matrix` itself if the copy engine reads it where it lies: rows of neighbours, each from 16 bytes on.
+fn readable(matrix: CubeTensor) -> CubeTensor {
+    let strides = matrix.meta.strides();
+    let aligned = (strides[0] * matrix.dtype.size()).is_multiple_of(16);
+    let start = matrix.handle.offset_start.unwrap_or(0);
+    if strides[1] == 1 && strides[0] >= matrix.meta.shape()[1] && aligned && start.is_multiple_of(16) {
+        matrix
+    } else {
+        into_contiguous(matrix)
+    }
 }

@@ -25,8 +25,8 @@ pub(in super::super) fn variants(properties: &Arc<DeviceProperties>) -> Vec<Vari
             settings(UNITS, AddressType::U32),
             properties.clone(),
             Arc::new(TargetProperties::default()),
-            buffer(),
-            buffer(),
+            (),
+            (),
             buffer(),
             buffer(),
             SizesCompilationArg { rows: (), inputs: (), outputs: () },
@@ -34,8 +34,8 @@ pub(in super::super) fn variants(properties: &Arc<DeviceProperties>) -> Vec<Vari
             dtype_to_storage_type(dtype),
         );
         let name = format!("linear_{}{}", tile.element, if bias { "_bias" } else { "" });
-        // A step's; NVRTC takes two at a time and keeps a third copy for what is left.
-        Variant { name, kernel: Box::new(kernel), products: 3 * (DEPTH / 16) }
+        // A step's; NVRTC takes two at a time.
+        Variant { name, kernel: Box::new(kernel), products: 2 * (DEPTH / 16) }
     });
     all.into()
 }

@@ -14,7 +14,7 @@ use super::{
                 wgmma::{descriptor, further},
             },
         },
-        shape::Sizes,
+        shape::{Keys, Sizes, output_row},
     },
     layouts::Layouts,
     softmax::rise,
@@ -148,12 +148,14 @@ fn store<E: Float>(
         // Where none is, that of the group's last query.
         let token = read(tokens + 4 * place);
         let at = work.of_head + token as usize;
+        let of_output =
+            output_row(work.batch as usize, work.head as usize, token as usize, sizes, tile.finish, Keys::Listed);
         let mut factor = 1.0f32 / sum;
         if comptime!(tile.finish == Finish::ResidualOf) {
             factor = -factor;
         }
         both.push(Row {
-            to: start + u64::cast_from(at) * comptime!(2 * tile.head_dim as u64),
+            to: start + u64::cast_from(of_output) * comptime!(2 * tile.head_dim as u64),
             other: of_other + u64::cast_from(token) * u64::cast_from(layouts.other.token),
             factor,
             exists: u32::cast_from(exists),
