@@ -25,6 +25,16 @@ struct Part {
     problem: Problem,
 }
 
+/// How many of `all` heads a part has that may have `most`: parts are about equal, and of an even number where that can be, since
+/// views of a device's memory begin at multiples of so many bytes.
+fn even_share(all: usize, most: usize) -> usize {
+    if most >= all {
+        return all;
+    }
+    let most = if most > 1 { most / 2 * 2 } else { 1 };
+    all.div_ceil(all.div_ceil(most)).next_multiple_of(2).min(most)
+}
+
 /// Some heads of a tensor, a view.
 fn of_heads<const D: usize>(tensor: &Tensor<D>, heads: &Range<usize>) -> Tensor<D> {
     if heads.len() == tensor.dims()[1] {
@@ -177,8 +187,8 @@ impl<'a> Run<'a> {
     fn parts(&self, bytes: usize) -> Vec<Part> {
         let Problem { heads, kv_heads, .. } = *self.problem;
         let shared = heads / kv_heads;
-        let each = self.config.workspace_bytes / (bytes / kv_heads).max(1);
-        let each = each.clamp(1, kv_heads);
+        let most = (self.config.workspace_bytes / (bytes / kv_heads).max(1)).clamp(1, kv_heads);
+        let each = even_share(kv_heads, most);
         let part = |first: usize| {
             let kv_heads = first..(first + each).min(kv_heads);
             let heads = kv_heads.start * shared..kv_heads.end * shared;
@@ -353,5 +363,37 @@ impl<'a> Run<'a> {
     fn synced_now(&self) -> Instant {
         let _ = self.problem.device.sync();
         Instant::now()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_even_and_keep_the_limit() {
+        let cases = [
+            (40, 11, 10),
+            (40, 8, 8),
+            (40, 40, 40),
+            (40, 39, 20),
+            (56, 9, 8),
+            (12, 7, 6),
+            (2, 1, 1),
+            (3, 2, 2),
+            (1, 1, 1),
+        ];
+        for (all, most, expected) in cases {
+            assert_eq!(even_share(all, most), expected, "{all} heads, at most {most}");
+        }
+        for all in 1..60 {
+            for most in 1..=all {
+                let each = even_share(all, most);
+                assert!(
+                    (1..=most).contains(&each) && (each == all || each == 1 || each.is_multiple_of(2)),
+                    "{all} {most}: {each}"
+                );
+            }
+        }
     }
 }

@@ -125,6 +125,10 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = ResidualForm::Input)]
     pub residual_form: ResidualForm,
 
+    /// Bytes that temporary tensors of a stage may take: cached forms are decoded for as many heads at a time as they hold
+    #[arg(long, value_name = "BYTES", default_value_t = 512 << 20)]
+    pub workspace_bytes: usize,
+
     /// Where the caches of --full wait between their uses: device, host, or bytes that they may take on the device
     #[arg(long, value_name = "PLACE", default_value = "device", value_parser = place)]
     pub placement: Placement,

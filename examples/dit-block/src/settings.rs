@@ -64,7 +64,8 @@ impl Settings {
             .with_sink(SinkTokens { prefix: shape.prefix, suffix: shape.suffix, within_budget: false })
             .with_dense_layers(options.dense_layers.0.clone())
             .with_index_format(options.key_form.format())
-            .with_residual_format(options.residual_form.format());
+            .with_residual_format(options.residual_form.format())
+            .with_workspace_bytes(options.workspace_bytes);
         config.validate().map_err(named)?;
         let plan = config.schedule.plan(shape.steps).map_err(named)?;
         let budget = config.budget_for(shape.tokens()).map_err(named)?;
@@ -165,6 +166,7 @@ mod tests {
             ("--steps 4 --warm-up 4", "--warm-up: expected fewer than the 4 steps"),
             ("--devices 3", "--devices: expected 1 to 2, the heads, got 3"),
             ("--samples 0", "--samples: expected at least 1, got 0"),
+            ("--workspace-bytes 0", "--workspace-bytes: expected at least 1, got 0"),
             ("--memory 0", "--memory: expected a positive number, got 0"),
             ("--group-size 0", "--group-size: expected at least 1"),
         ] {

@@ -1,11 +1,11 @@
 //! A slot in host memory: what a file holds, and where slots wait that the device has no room for.
 
-use burn::tensor::{Bytes, DType, Device, Tensor, TensorData, Transaction};
+use burn::tensor::{Bytes, DType, Device, TensorData, Transaction};
 use serde::{Deserialize, Serialize};
 
 use super::{
     slot::{Slot, SlotKey, SlotShape},
-    stored::{Codes, KeyLists, Residual},
+    stored::{Codes, KeyLists, Residual, floats, ints},
 };
 use crate::{IndexFormat, ResidualFormat};
 
@@ -113,21 +113,12 @@ impl HostSlot {
         let Header { key, shape, index_format, residual_format } = self.header.clone();
         let mut parts = self.parts.iter().cloned();
         let mut part = || parts.next().expect("as many parts as the header has");
-        let order = Tensor::from_data(part(), (device, DType::I32));
+        let order = ints(part(), device);
         let lists = KeyLists::from_data(part(), index_format, shape.tokens, shape.kept_keys, device);
-        let float = |data: TensorData| {
-            let dtype = data.dtype();
-            (data, (device.clone(), dtype))
-        };
         let residual = match residual_format {
-            ResidualFormat::Input => {
-                let (data, options) = float(part());
-                Residual::Plain(Tensor::from_data(data, (&options.0, options.1)))
-            }
+            ResidualFormat::Input => Residual::Plain(floats(part(), device)),
             format => {
-                let words = Tensor::from_data(part(), (device, DType::I32));
-                let (data, options) = float(part());
-                let largest = Tensor::from_data(data, (&options.0, options.1));
+                let (words, largest) = (ints(part(), device), floats(part(), device));
                 Residual::Codes(Codes { words, largest, format, head_dim: shape.head_dim })
             }
         };

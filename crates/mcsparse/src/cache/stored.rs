@@ -33,7 +33,7 @@ impl KeyLists {
 
     /// The words on `device`, for `kept` of `keys` keys.
     pub fn from_data(words: TensorData, format: IndexFormat, keys: usize, kept: usize, device: &Device) -> Self {
-        Self { words: Tensor::from_data(words, (device, DType::I32)), format, keys, kept }
+        Self { words: ints(words, device), format, keys, kept }
     }
 
     /// The indices, in temporary memory of their own unless they are stored as they are.
@@ -55,7 +55,11 @@ impl KeyLists {
     /// All heads of `parts`, which are of one format.
     pub fn of_parts(parts: Vec<Self>) -> Self {
         let first = parts[0].clone();
-        Self { words: Tensor::cat(parts.into_iter().map(|part| part.words).collect(), 1), ..first }
+        let [batch, _, groups, words] = first.words.dims();
+        // Rows of one word: those of a list may be padded, and packed again at every step.
+        let column = |part: Self| part.words.reshape([batch as i32, -1, (groups * words) as i32, 1]);
+        let joined = Tensor::cat(parts.into_iter().map(column).collect(), 1);
+        Self { words: joined.reshape([batch as i32, -1, groups as i32, words as i32]), ..first }
     }
 
     pub fn words(&self) -> &Tensor<4, Int> {
@@ -181,6 +185,25 @@ impl Residual {
             Self::Codes(codes) => codes.largest.device(),
         }
     }
+}
+
+/// Integers on `device`, as one row first: a device may pad the rows of a tensor that it gets.
+pub(super) fn ints<const D: usize>(data: TensorData, device: &Device) -> Tensor<D, Int> {
+    let (data, dims) = one_row::<D>(data);
+    Tensor::<1, Int>::from_data(data, (device, DType::I32)).reshape(dims)
+}
+
+/// As [`ints`], floats of their own dtype.
+pub(super) fn floats<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
+    let (data, dims) = one_row::<D>(data);
+    let dtype = data.dtype();
+    Tensor::<1>::from_data(data, (device, dtype)).reshape(dims)
+}
+
+fn one_row<const D: usize>(data: TensorData) -> (TensorData, [usize; D]) {
+    let (bytes, shape, dtype) = data.into_parts();
+    let dims: [usize; D] = shape.dims();
+    (TensorData::from_bytes(bytes, [dims.iter().product::<usize>()], dtype), dims)
 }
 
 pub(super) fn bytes<const D: usize>(tensor: &Tensor<D>) -> usize {
