@@ -35,8 +35,9 @@ fn with_tail(
     epilogue: Epilogue,
     options: TailOptions,
 ) -> (Tensor<4>, Tensor<3>) {
-    let reference = ops::route(Stage::Sparse, &case.problem(), Kernels::Reference);
-    let sparse = case.sparse(&reference, lists, Epilogue::Output);
+    // A kernel goes with a kernel: products of tensor operations may be in TF32.
+    let kernels = if matches!(route, Route::Kernel { .. }) { Kernels::Auto } else { Kernels::Reference };
+    let sparse = case.sparse(&ops::route(Stage::Sparse, &case.problem(), kernels), lists, Epilogue::Output);
     let [q, k, v] = case.qkv.clone();
     ops::add_tail(route, q, k, v, lists.order.clone(), lists.indices.clone(), sparse, epilogue, options)
 }

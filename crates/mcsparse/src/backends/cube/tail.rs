@@ -43,14 +43,15 @@ pub(super) fn add_tail(
     sparse.meta.swap(1, 2);
     let mut sparse = owned(sparse);
     sparse.meta.swap(1, 2);
-    let before = Some((sparse, owned(lse)));
+    let before = Some((sparse, into_contiguous(lse)));
     attend(query, key, value, lists, Ending { finish, other, factor, before }, options.scale as f32)
 }
 
 /// A contiguous tensor that may be written over.
 fn owned(tensor: CubeTensor) -> CubeTensor {
     let tensor = into_contiguous(tensor);
-    if tensor.can_mut() { tensor } else { tensor.copy() }
+    // Burn's copy may have rows that are further apart than they are long.
+    if tensor.can_mut() { tensor } else { into_contiguous(tensor.copy()) }
 }
 
 /// Means over blocks, `[batch, heads, blocks, dim]`.

@@ -68,6 +68,7 @@ pub(in super::super) fn attend<E: Float, N: Size>(
     order: &[i32],
     indices: &[i32],
     other: &Tensor<E>,
+    past_lse: &[f32],
     output: &mut [Vector<E, C2>],
     lse: &mut [f32],
     sizes: Sizes,
@@ -126,12 +127,11 @@ pub(in super::super) fn attend<E: Float, N: Size>(
             token[i] = min(order[of_head + token[i] as usize] as u32, sizes.queries - 1);
         }
     }
-    // What is in the log-sum-exp is read before the first barrier and written after the last.
     let mut before = Array::<f32>::new(comptime!(2 * strips));
     if comptime!(keys == Keys::Counted) {
         #[unroll]
         for i in 0..comptime!(2 * strips) {
-            before[i] = lse[of_head + token[i] as usize];
+            before[i] = past_lse[of_head + token[i] as usize];
         }
     }
     let query_base = batch as usize * query.stride(0) + head as usize * query.stride(1);

@@ -87,8 +87,7 @@ pub(super) struct Ending {
     pub other: CubeTensor,
     /// On a residual that is added.
     pub factor: f32,
-    /// What the output (tokens before heads in memory) and the log-sum-exp hold already, where keys are counted: they are
-    /// written over.
+    /// Where keys are counted: an output, tokens before heads in memory, that is written over, and its log-sum-exp.
     pub before: Option<(CubeTensor, CubeTensor)>,
 }
 
@@ -166,16 +165,20 @@ pub(super) fn attend(
     let cubes_x = cubes.min(CUBES_X);
     let cube_count = CubeCount::Static(cubes_x as u32, cubes.div_ceil(cubes_x) as u32, 1);
     let tokens_first = shape::tokens_first(finish, lists.keys);
-    let (output, lse) = before.unwrap_or_else(|| {
+    let lse = empty(&query, &[batch, heads, queries], DType::F32);
+    let (output, past_lse) = before.unwrap_or_else(|| {
         let in_memory = if tokens_first { [queries, heads] } else { [heads, queries] };
         let mut output = empty(&query, &[batch, in_memory[0], in_memory[1], dim], dtype);
         if tokens_first {
             output.meta.swap(1, 2);
         }
-        (output, empty(&query, &[batch, heads, queries], DType::F32))
+        // Unread, and of whatever type.
+        (output, lists.indices.clone())
     });
     assert!(
-        output.shape() == query.shape() && output.dtype == dtype && lse.shape().dims() == [batch, heads, queries],
+        output.shape() == query.shape()
+            && output.dtype == dtype
+            && (lists.keys != Keys::Counted || past_lse.shape().dims() == [batch, heads, queries]),
         "attention: what the output holds already, {:?}, does not go with query {:?}",
         output.shape(),
         query.shape()
@@ -201,7 +204,7 @@ pub(super) fn attend(
         return (output, lse);
     }
     if let Some(tile) = matrix {
-        let results = (output.clone(), lse.clone());
+        let results = (past_lse, output.clone(), lse.clone());
         matrix::launch(tile, [query, key, value], lists, (finish, other), results, sizes, cube_count, address);
         return (output, lse);
     }
@@ -219,6 +222,7 @@ pub(super) fn attend(
             lists.order.into_buffer_arg(),
             lists.indices.into_buffer_arg(),
             other.into_tensor_arg(),
+            past_lse.into_buffer_arg(),
             output.clone().into_tensor_arg(),
             lse.clone().into_buffer_arg(),
             sizes,

@@ -22,6 +22,7 @@ pub(super) fn attend<E: Float>(
     order: &[i32],
     indices: &[i32],
     other: &Tensor<E>,
+    past_lse: &[f32],
     output: &mut Tensor<E>,
     lse: &mut [f32],
     sizes: Sizes,
@@ -62,13 +63,12 @@ pub(super) fn attend<E: Float>(
     let (y, x) = (unit / comptime!(SIDE), unit % comptime!(SIDE));
     let mut stage = Shared::<[Vector<f32, V>]>::new_slice(comptime!(tile.stage()));
     let mut weights = Shared::<[Vector<f32, V>]>::new_slice(comptime!(tile.queries() * WEIGHTS_PITCH));
-    // What is in the log-sum-exp is read before the first barrier and written after the last.
     let mut before = Array::<f32>::new(rows);
     if comptime!(keys == Keys::Counted) {
         #[unroll]
         for i in 0..rows {
             let place = first + (y + comptime!(i * SIDE)) as u32;
-            before[i] = lse[places + query_at(order, places, place, end, sizes.queries, true)];
+            before[i] = past_lse[places + query_at(order, places, place, end, sizes.queries, true)];
         }
     }
     let mut top = Array::<f32>::new(rows);
