@@ -2,11 +2,6 @@
 
 use std::fmt::Write;
 
-use transvoxel::prelude::{Block, FieldCaching, TransitionSide, extract_from_field};
-use transvoxel::structs::grid_point::GridPoint;
-use transvoxel::structs::vertex_index::VertexIndex;
-use transvoxel::traits::mesh_builder::MeshBuilder;
-
 use crate::metrics::geometry::Point;
 use crate::volume::Volume;
 
@@ -23,20 +18,49 @@ impl Mesh {
     /// The surface of `volume` where its values are 0, by marching cubes. Everything around the volume counts as outside, so
     /// the surface is closed.
     ///
-    /// The cells are those of Lengyel's Transvoxel algorithm, whose table leaves no holes between ambiguous cells.
+    /// The triangles of a cell are not looked up but traced: on each face of the cell, a line cuts off every run of inside
+    /// corners, and the lines of the six faces join to loops. Where the inside corners of a face lie across, they are kept
+    /// apart; the two cells beside the face agree on that, so there are no holes.
     pub fn of(volume: &Volume) -> Self {
-        let (side, cells) = (volume.side(), volume.side() + 1);
-        let field = |x: f32, y: f32, z: f32| {
-            let inner = |at: f32| (at.round() as isize - 1).try_into().ok().filter(|&at: &usize| at < side);
-            match (inner(z), inner(y), inner(x)) {
-                (Some(layer), Some(row), Some(column)) => volume.at(layer, row, column),
-                _ => -1.0,
-            }
+        let side = volume.side();
+        // One point more on every side.
+        let points = side + 2;
+        let value = |at: [usize; 3]| match at.iter().all(|at| (1..=side).contains(at)) {
+            true => volume.at(at[2] - 1, at[1] - 1, at[0] - 1),
+            false => -1.0,
         };
-        let block = Block::new([0.0; 3], cells as f32, cells);
-        let builder = Builder { scale: 2.0 / side as f32, mesh: Self::default() };
-        extract_from_field(&field, FieldCaching::CacheCentralBlockOnly, block, TransitionSide::none(), 0.0, builder)
-            .mesh
+        let (faces, mut mesh, mut known) = (faces(), Self::default(), vec![usize::MAX; 3 * points.pow(3)]);
+        for cell in 0..(points - 1).pow(3) {
+            let low = [cell % (points - 1), cell / (points - 1) % (points - 1), cell / (points - 1).pow(2)];
+            let corner = |corner: usize| -> [usize; 3] { std::array::from_fn(|axis| low[axis] + (corner >> axis & 1)) };
+            let values: [f32; CORNERS] = std::array::from_fn(|at| value(corner(at)));
+            let inside = values.map(|value| value > 0.0);
+            if inside.iter().all(|&at| at == inside[0]) {
+                continue;
+            }
+            let mut next = lines(&faces, &inside);
+            while let Some(start) = next.iter().position(Option::is_some) {
+                let (mut around, mut edge) = (Vec::new(), start);
+                while let Some(to) = next[edge].take() {
+                    let (from, axis) = (edge / 3, edge % 3);
+                    let at = corner(from);
+                    let place = &mut known[((at[2] * points + at[1]) * points + at[0]) * 3 + axis];
+                    if *place == usize::MAX {
+                        *place = mesh.vertices.len();
+                        let (a, b) = (values[from], values[from | 1 << axis]);
+                        let mut point = at.map(|at| at as f32);
+                        point[axis] += a / (a - b);
+                        // Voxel 0 is point 1, its centre half a voxel inside the cube.
+                        let [x, y, z] = point.map(|at| (at - 0.5) * 2.0 / side as f32 - 1.0);
+                        mesh.vertices.push([x, -y, -z]);
+                    }
+                    around.push(*place);
+                    edge = to;
+                }
+                mesh.triangles.extend(around[1..].windows(2).map(|pair| [around[0], pair[0], pair[1]]));
+            }
+        }
+        mesh
     }
 
     /// Wavefront OBJ.
@@ -63,23 +87,37 @@ impl Mesh {
     }
 }
 
-struct Builder {
-    scale: f32,
-    mesh: Mesh,
+/// Corners of a cell; bit `axis` of their number says whether they are at its high end along that axis.
+const CORNERS: usize = 8;
+
+/// The corners of the six faces of a cell, counter-clockwise seen from outside it.
+fn faces() -> [[usize; 4]; 6] {
+    std::array::from_fn(|face| {
+        let (axis, high) = (face / 2, face % 2);
+        let [a, b, c] = [axis, (axis + 1) % 3, (axis + 2) % 3].map(|axis| 1 << axis);
+        let start = high * a;
+        if high == 1 {
+            [start, start | b, start | b | c, start | c]
+        } else {
+            [start, start | c, start | b | c, start | b]
+        }
+    })
 }
 
-impl MeshBuilder<f32, f32> for Builder {
-    fn add_vertex_between(&mut self, a: GridPoint<f32, f32>, b: GridPoint<f32, f32>, towards_b: f32) -> VertexIndex {
-        let at = a.position.interpolate_toward(&b.position, towards_b);
-        // The voxel of index 0 lies at 1, its centre half a voxel inside.
-        let [x, y, z] = [at.x, at.y, at.z].map(|at| (at - 0.5) * self.scale - 1.0);
-        self.mesh.vertices.push([x, -y, -z]);
-        VertexIndex(self.mesh.vertices.len() - 1)
+/// The lines on the faces of a cell: for each crossed edge the one that follows on the loop around the inside corners.
+/// An edge has the number `3 * lower corner + axis`.
+fn lines(faces: &[[usize; 4]; 6], inside: &[bool; CORNERS]) -> [Option<usize>; 3 * CORNERS] {
+    let edge = |a: usize, b: usize| 3 * a.min(b) + (a ^ b).trailing_zeros() as usize;
+    let mut next = [None; 3 * CORNERS];
+    for face in faces {
+        let corner = |at: usize| face[at % 4];
+        for at in (0..4).filter(|&at| !inside[corner(at)] && inside[corner(at + 1)]) {
+            // It ends before the outside corner where it began at the latest.
+            let run = (at + 1..).take_while(|&at| inside[corner(at)]).count();
+            next[edge(corner(at), corner(at + 1))] = Some(edge(corner(at + run), corner(at + run + 1)));
+        }
     }
-
-    fn add_triangle(&mut self, a: VertexIndex, b: VertexIndex, c: VertexIndex) {
-        self.mesh.triangles.push([a.0, b.0, c.0]);
-    }
+    next
 }
 
 #[cfg(test)]
@@ -123,6 +161,15 @@ mod tests {
         let mesh = Mesh::of(&Volume::new(10, values.collect()));
         assert!(mesh.triangles.len() > 1000 && is_closed(&mesh));
         assert_eq!(Mesh::of(&ball(8, -1.0, [0.0; 3])), Mesh::default());
+    }
+
+    #[test]
+    fn all_256_cells_are_closed_and_face_outwards() {
+        for pattern in 1..256 {
+            let value = |corner: usize| if pattern >> corner & 1 == 1 { 1.0 } else { -1.0 };
+            let mesh = Mesh::of(&Volume::new(2, (0..8).map(value).collect()));
+            assert!(is_closed(&mesh) && mesh.enclosed() > 0.0, "{pattern:08b}: {}", mesh.enclosed());
+        }
     }
 
     #[test]
