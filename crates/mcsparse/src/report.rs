@@ -229,7 +229,11 @@ impl fmt::Display for RunReport {
         if !self.drift.is_empty() {
             let refreshed = self.drift.iter().filter(|look| look.refreshed);
             let steps: Vec<String> = refreshed.map(|look| look.step.to_string()).collect();
-            let most = self.drift.iter().map(|look| look.change).fold(0.0, f64::max);
+            let most = self
+                .drift
+                .iter()
+                .map(|look| look.change)
+                .fold(0.0, |a: f64, b| if b > a || b.is_nan() { b } else { a });
             writeln!(
                 f,
                 "  drift: {} looks, at most {most:.3}; anchors for it at steps [{}]",

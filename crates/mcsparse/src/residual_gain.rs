@@ -66,8 +66,11 @@ impl ResidualGain {
             return refuse("residual_gain.decay", "0 to 1", self.decay);
         }
         let entries = self.table.iter().flatten().flatten();
-        match entries.into_iter().find(|entry| !(**entry as f32).is_finite()) {
-            Some(entry) => refuse("residual_gain.table", "numbers that are finite in f32", *entry),
+        let finite = |entry: f64| (entry as f32).is_finite() && ((self.factor * entry) as f32).is_finite();
+        match entries.into_iter().find(|entry| !finite(**entry)) {
+            Some(entry) => {
+                refuse("residual_gain.table", "numbers that are finite in f32, times the factor too", *entry)
+            }
             None => Ok(()),
         }
     }

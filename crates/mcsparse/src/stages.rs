@@ -114,7 +114,7 @@ impl<'a> Run<'a> {
         let (mut orders, mut lists, mut residuals) = (Vec::new(), Vec::new(), Vec::new());
         let mut watched: Vec<Tensor<4>> = Vec::new();
         // What is encoded is in memory for some heads at a time.
-        for part in self.parts(self.scratch_bytes()) {
+        for part in self.parts(self.scratch_bytes() + self.tail_bytes()) {
             let Part { heads, kv_heads, problem } = &part;
             let (rows, lse, dense) = (of_heads(&rows, heads), of_heads(&lse, heads), of_heads(&dense, heads));
             let (key, value) = (of_heads(&key, kv_heads), of_heads(&value, kv_heads));
@@ -187,7 +187,9 @@ impl<'a> Run<'a> {
     fn parts(&self, bytes: usize) -> Vec<Part> {
         let Problem { heads, kv_heads, .. } = *self.problem;
         let shared = heads / kv_heads;
-        let most = (self.config.workspace_bytes / (bytes / kv_heads).max(1)).clamp(1, kv_heads);
+        // A launch counts what it makes in 32 bits.
+        let limit = self.config.workspace_bytes.min(u32::MAX as usize);
+        let most = (limit / (bytes / kv_heads).max(1)).clamp(1, kv_heads);
         let each = even_share(kv_heads, most);
         let part = |first: usize| {
             let kv_heads = first..(first + each).min(kv_heads);
@@ -244,7 +246,7 @@ impl<'a> Run<'a> {
         cache: &mut MetaCache,
     ) -> Tensor<4> {
         let rows = self.grouped_rows(query.clone());
-        let scratch = slot.lists().scratch_bytes() + slot.stored_residual().scratch_bytes();
+        let scratch = slot.lists().scratch_bytes() + slot.stored_residual().scratch_bytes() + self.tail_bytes();
         let gain = self.gain(&slot, step);
         cache.report_mut().note_gain(gain);
         let (mut outputs, mut watched) = (Vec::new(), Vec::new());
@@ -309,12 +311,20 @@ impl<'a> Run<'a> {
         let Some(tail) = tail else { return run(epilogue, cache).0 };
         let kept = run(Epilogue::Output, cache);
         cache.report_mut().note_tail(tail.block);
-        let workspace = ops::tail_workspace(self.problem, &tail);
+        let mut kernel = false;
         let output = self.stage(Stage::Tail, rows.dims()[2], cache, |route| {
+            kernel = matches!(route, Route::Kernel { .. });
             ops::add_tail(route, rows, key, value, order, indices, kept, epilogue, tail).0
         });
-        cache.report_mut().note_workspace(Stage::Tail, workspace);
+        if kernel {
+            cache.report_mut().note_workspace(Stage::Tail, self.tail_bytes());
+        }
         output
+    }
+
+    /// Bytes that the tail takes beside its output, of all heads.
+    fn tail_bytes(&self) -> usize {
+        self.tail_options().map_or(0, |tail| ops::tail_workspace(self.problem, &tail))
     }
 
     /// How block means stand in for the keys that are not kept, if they do.

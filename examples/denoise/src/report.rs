@@ -81,7 +81,7 @@ pub struct RunSettings {
 pub struct KeyReport {
     /// Their number.
     pub kept: usize,
-    /// Their share of all keys.
+    /// Pairs of a reuse step as a share of all: those of kept keys and of block means.
     pub density: f64,
 }
 
@@ -158,6 +158,12 @@ impl Calls {
         let count = |kind| plan.count(kind);
         Self { dense: count(StepKind::Dense), anchor: count(StepKind::Anchor), reuse: count(StepKind::Reuse) }
     }
+
+    /// With as many `anchors` as there were: those beyond the plan, by drift, took the place of reuse steps.
+    pub fn with_anchors(self, anchors: usize) -> Self {
+        let more = anchors.saturating_sub(self.anchor).min(self.reuse);
+        Self { anchor: self.anchor + more, reuse: self.reuse - more, ..self }
+    }
 }
 
 impl ArmReport {
@@ -210,8 +216,8 @@ impl Report {
                 weights: options.weights.display().to_string(),
             },
             mcsparse: settings.config.clone(),
-            keys: KeyReport { kept: settings.budget.keys, density: settings.budget.key_density() },
-            steps: Calls::of_plan(&settings.plan),
+            keys: KeyReport { kept: settings.budget.keys, density: settings.budget.reuse_density() },
+            steps: Calls::of_plan(&settings.plan).with_anchors(sparse.anchors.len()),
             quality,
             speed_up: dense.seconds / sparse.seconds,
             attention_speed_up: dense.attention_seconds() / sparse.attention_seconds(),

@@ -64,14 +64,17 @@ fn linear_in_f32_is_burns() {
     assert!(matches!(route, Route::Reference { .. }) && input.dtype() == DType::F32, "{route}");
 }
 
-/// Rows of a wider tensor, and a weight that lies the other way round.
+/// Rows of a wider tensor, a column as one row, and a weight that lies the other way round.
 #[test]
 fn linear_of_views() {
     let device = device();
     for (dtype, epsilon) in half_dtypes(&device, "linear") {
         let random = |shape, seed| random::<2>(shape, seed, &device).cast(dtype);
-        for from in [0, 3, 128] {
-            let input = random([130, 512], 21).slice([0..130, from..from + 256]);
+        let wide = |from: usize, rows: usize| random([rows, 512], 21).slice([0..rows, from..from + 256]);
+        let column = random([256, 1], 24).swap_dims(0, 1);
+        for (from, input) in
+            [0, 3, 128].map(|from| (from, wide(from, 130))).into_iter().chain([(0, wide(0, 1)), (0, column)])
+        {
             for weight in [random([256, 1024], 22).slice([0..256, 256..512]), random([256, 256], 23).transpose()] {
                 let route = ops::linear_route(&input, &weight, Kernels::Auto);
                 let got = ops::linear(&route, input.clone(), weight.clone(), None);

@@ -329,3 +329,35 @@ fn tail_is_in_the_report() {
     // 2 heads of 5 blocks: means of keys and values of 16 f32, and counts of 5 groups.
     assert_eq!(cache.report().workspace_bytes(Stage::Tail), Some(2 * 5 * (2 * 16 * 4 + 5 * 4)));
 }
+
+/// Memory for a head at a time changes nothing: tails, stored forms, drift, sinks and shared key/value heads together.
+#[test]
+fn tail_of_some_heads_at_a_time() {
+    let shape = Shape { batch: 2, kv_heads: 3, shared: 2, tokens: 90, head_dim: 16, group_size: 16, seed: 11 };
+    let run = |workspace_bytes: usize| {
+        let config = McSparseConfig::density(0.3)
+            .with_group_size(shape.group_size)
+            .with_schedule(Schedule::warm_up(1).with_drift_bound(1e9))
+            .with_sink(SinkTokens { prefix: 2, suffix: 3, within_budget: false })
+            .with_residual_format(ResidualFormat::Fp8)
+            .with_tail(Tail::BlockMeans { block: 8 })
+            .with_workspace_bytes(workspace_bytes);
+        let attention = config.init(1).unwrap();
+        let mut cache = MetaCache::new(&config, 3).unwrap();
+        let mut outputs = Vec::new();
+        for step in 0..3 {
+            cache.begin_step(step).unwrap();
+            let [q, k, v] = Shape { seed: shape.seed + step as u64, ..shape.clone() }.qkv(&device());
+            outputs.push(attention.forward(q, k, v, &mut cache).unwrap());
+        }
+        let runs: usize = cache.report().stages().filter(|(s, ..)| *s == Stage::Tail).map(|(.., r)| r.runs).sum();
+        (outputs, runs)
+    };
+    let (whole, once) = run(1 << 28);
+    let (parts, often) = run(1);
+    assert_eq!((once, often), (3, 9), "an anchor and two reuse steps, three key/value heads");
+    for (step, (whole, part)) in whole.into_iter().zip(parts).enumerate() {
+        let error = relative_error(&part, &whole);
+        assert!(error < reference_tolerance(), "step {step}: {error:e}");
+    }
+}

@@ -107,7 +107,7 @@ fn norm_rows<E: Float, N: Size>(
     #[unroll]
     for j in 0..each {
         if comptime!(j * row.units) + unit < vectors {
-            held[j] = held[j] - mean;
+            held[j] -= mean;
             squares += held[j] * held[j];
         }
     }

@@ -98,6 +98,7 @@ pub(super) fn launch(
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
+#[allow(clippy::collapsible_if)] // one at compile time, one at run time
 fn norm_and_rotate<E: Float, N: Size>(
     x: &[Vector<E, N>],
     weight: &[Vector<f32, N>],

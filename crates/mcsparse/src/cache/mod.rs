@@ -123,7 +123,8 @@ impl MetaCache {
         if self.clock.kind(step) == Some(StepKind::Reuse)
             && let Some(change) = self.drift.take()
         {
-            let refreshed = change > bound;
+            // NaN has drifted too.
+            let refreshed = change > bound || change.is_nan();
             if refreshed {
                 self.clock.refresh();
             }

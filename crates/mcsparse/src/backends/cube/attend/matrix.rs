@@ -30,7 +30,7 @@ pub(in super::super) fn tile(properties: &DeviceProperties, head_dim: usize, row
     fitting(tile).or_else(|_| fitting(short))
 }
 
-/// Launches the kernel. Shapes fit each other, and `output` and `lse` are contiguous.
+/// Launches the kernel. Shapes fit each other, `lse` is contiguous, and `output` is laid out as `output_row` says.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn launch(
     tile: Tile,

@@ -1,7 +1,8 @@
 //! Linear layers by warpgroup products: where attention is fast, they are what a transformer block waits for.
 //!
-//! Cubes stay: one for each multiprocessor, each with a share of all tiles of the output. Four planes bring tiles of rows and
-//! weights, two warpgroups multiply, as in attention.
+//! Cubes stay: one for each multiprocessor, each with a share of all tiles of the output. One unit has the copy engine bring rows
+//! and weights, two warpgroups multiply. Two cubes make a cluster whose tiles lie one below the other: weights are brought to both
+//! at once, as reading them once for each tile is more than the L2 cache gives.
 
 mod kernel;
 mod step;
@@ -105,7 +106,12 @@ fn map(matrix: &CubeTensor, tile: [usize; 2], element: ElemType) -> TensorMapArg
 }
 
 /// `matrix` itself if the copy engine reads it where it lies: rows of neighbours, each from 16 bytes on.
-fn readable(matrix: CubeTensor) -> CubeTensor {
+fn readable(mut matrix: CubeTensor) -> CubeTensor {
+    // The way to the next row may be anything where there is none, and Burn calls it contiguous all the same.
+    if matrix.meta.shape()[0] == 1 && matrix.meta.strides()[1] == 1 {
+        let columns = matrix.meta.shape()[1];
+        matrix.meta.strides_mut()[0] = columns;
+    }
     let strides = matrix.meta.strides();
     let aligned = (strides[0] * matrix.dtype.size()).is_multiple_of(16);
     let start = matrix.handle.offset_start.unwrap_or(0);
