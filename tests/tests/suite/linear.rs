@@ -81,7 +81,8 @@ fn linear_of_views() {
                 let exact = exact(&input, &weight, None);
                 let size = exact.iter().fold(0f64, |a, b| a.max(b.abs()));
                 let error = values(&got).iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-                let limit = if matches!(route, Route::Kernel { .. }) { epsilon } else { 4.0 * epsilon } * size;
+                // Burn's own product of one row sums up in 16 bits on Flex.
+                let limit = if matches!(route, Route::Kernel { .. }) { epsilon } else { 16.0 * epsilon } * size;
                 assert!(error <= limit, "from {from}, {dtype:?} by {route}: off by {error:e} of {size}");
             }
         }
