@@ -12,6 +12,9 @@ use crate::{
 /// Query rows of a head, or groups, that are looked at.
 const SAMPLED: usize = 24;
 
+/// Share of the weight that kept keys may miss.
+const SELECTION: f64 = 1e-4;
+
 /// How far `output` is from what it should be: relative L2 error of attention, share of the attention weight that selection
 /// missed, 0 for groups and top-K that are exact.
 ///
@@ -22,6 +25,13 @@ pub fn check(work: Work, route: &Route, output: &Output, inputs: &Inputs, settin
     let host = Host::new(inputs, settings);
     let error = match output {
         Output::Attention(output, lse) => host.attention_error(work, output, lse.as_ref(), inputs),
+        Output::Both(output, lse, indices) => {
+            let missed = host.missed_weight(indices)?;
+            if missed > SELECTION {
+                return Err(format!("kept keys miss {missed:.1e} of the weight, over {SELECTION:.1e}"));
+            }
+            host.attention_error(work, output, Some(lse), inputs)
+        }
         Output::Order(order) => host.order_error(order)?,
         Output::Indices(indices) => host.missed_weight(indices)?,
         Output::Top(top) => top_error(top, &inputs.rows, settings.keys()),
@@ -32,7 +42,7 @@ pub fn check(work: Work, route: &Route, output: &Output, inputs: &Inputs, settin
 
 fn limit(work: Work, route: &Route, dtype: DType) -> f64 {
     match (work, dtype) {
-        (Work::Select, _) => 1e-4,
+        (Work::Select, _) => SELECTION,
         (Work::Group | Work::TopK, _) => 0.0,
         (_, DType::F16) => 2f64.powi(-10),
         (_, DType::BF16) => 2f64.powi(-7),

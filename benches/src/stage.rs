@@ -22,6 +22,8 @@ pub enum Work {
     Group,
     /// Selection.
     Select,
+    /// Dense attention with the selection that rides in it.
+    DenseSelect,
     /// The top-K of selection alone: one row for each group.
     TopK,
     /// Sparse attention with the residual added in its store, as on reuse steps.
@@ -36,6 +38,8 @@ pub enum Work {
 pub enum Output {
     /// Attention output, with log-sum-exp unless it is Burn's.
     Attention(Tensor<4>, Option<Tensor<3>>),
+    /// Attention output with log-sum-exp, and kept keys.
+    Both(Tensor<4>, Tensor<3>, Tensor<4, Int>),
     /// Groups.
     Order(Tensor<3, Int>),
     /// Kept keys.
@@ -55,8 +59,8 @@ pub enum Load {
 
 impl Work {
     /// All, in the order of the table.
-    pub const ALL: [Self; 7] =
-        [Self::Burn, Self::Dense, Self::Group, Self::Select, Self::TopK, Self::Sparse, Self::Tail];
+    pub const ALL: [Self; 8] =
+        [Self::Burn, Self::Dense, Self::Group, Self::Select, Self::DenseSelect, Self::TopK, Self::Sparse, Self::Tail];
 
     /// The row's name.
     pub fn name(self) -> &'static str {
@@ -65,6 +69,7 @@ impl Work {
             Self::Dense => "dense",
             Self::Group => "group",
             Self::Select => "select",
+            Self::DenseSelect => "dense with selection",
             Self::TopK => "top-K alone",
             Self::Sparse => "sparse + residual",
             Self::Tail => "tail + residual",
@@ -79,10 +84,16 @@ impl Work {
             Self::Dense => Stage::Dense,
             Self::Group => Stage::Group,
             Self::Select | Self::TopK => Stage::Select,
+            Self::DenseSelect => Stage::DenseSelect,
             Self::Sparse => Stage::Sparse,
             Self::Tail => Stage::Tail,
         };
         let problem = inputs.problem();
+        if self == Self::DenseSelect {
+            // Where there is no kernel, the two stages are timed one by one.
+            let route = ops::attend_and_select_route(&problem, settings.group, Kernels::Auto);
+            return matches!(route, Route::Kernel { .. }).then(|| (route.to_string(), route)).into_iter().collect();
+        }
         let mut routes = Vec::new();
         let auto = ops::route(stage, &problem, Kernels::Auto);
         if !matches!(auto, Route::Reference { .. }) {
@@ -106,6 +117,11 @@ impl Work {
             }
             Self::Group => Output::Order(ops::group_queries(route, q, group_options(settings))),
             Self::Select => Output::Indices(ops::select_keys(route, q, k, lse, order, select_options(settings))),
+            Self::DenseSelect => {
+                let options = select_options(settings);
+                let (output, lse, indices) = ops::attend_and_select(route, q, k, v, order, lse, options);
+                Output::Both(output, lse, indices)
+            }
             Self::TopK => Output::Top(ops::partition_indices(route, inputs.rows.clone(), settings.keys(), false)),
             Self::Sparse => {
                 let epilogue = Epilogue::AddResidual(inputs.residual.clone());
@@ -127,7 +143,7 @@ impl Work {
         let (n, h, d) = (settings.tokens as f64, settings.heads as f64, settings.head_dim as f64);
         let (k, groups) = (settings.keys() as f64, settings.groups() as f64);
         match self {
-            Self::Burn | Self::Dense => Load::Flops(4.0 * n * n * d * h),
+            Self::Burn | Self::Dense | Self::DenseSelect => Load::Flops(4.0 * n * n * d * h),
             Self::Sparse => Load::Flops(4.0 * n * k * d * h),
             Self::Tail => Load::Flops(4.0 * n * settings.blocks() as f64 * d * h),
             Self::Select => Load::Flops(2.0 * n * n * d * h),
@@ -145,6 +161,7 @@ impl Work {
                 rows * (settings.head_dim * settings.dtype.size() + 4)
             }
             Self::Group => 4 * rows,
+            Self::DenseSelect => Self::Dense.output_bytes(settings) + Self::Select.output_bytes(settings),
             Self::Select | Self::TopK => 4 * settings.heads * settings.groups() * settings.keys(),
         }
     }

@@ -188,6 +188,29 @@ impl Case {
 
     /// Fails unless `indices` are valid, ascending and keep as much attention weight as any `keys` keys can.
     pub fn assert_selection(&self, route: &Route, order: &Tensor<3, Int>, indices: &Tensor<4, Int>) {
+        let naive = self.naive();
+        self.assert_kept(route, order, indices, |z, group| naive.mass(z, group));
+    }
+
+    /// The same of the weight that these log-sum-exps leave the scores.
+    pub fn assert_selection_by(
+        &self,
+        route: &Route,
+        lse: &Tensor<3>,
+        order: &Tensor<3, Int>,
+        indices: &Tensor<4, Int>,
+    ) {
+        let (naive, lse) = (self.naive(), values(lse));
+        self.assert_kept(route, order, indices, |z, group| naive.mass_by(z, group, |i| lse[z * naive.queries + i]));
+    }
+
+    fn assert_kept(
+        &self,
+        route: &Route,
+        order: &Tensor<3, Int>,
+        indices: &Tensor<4, Int>,
+        mass: impl Fn(usize, &[usize]) -> Vec<f64>,
+    ) {
         let (naive, name) = (self.naive(), &self.name);
         let m = naive.queries.div_ceil(self.group_size);
         assert_eq!(indices.dims(), [naive.batch, naive.heads, m, self.keys], "{name}: {route}");
@@ -197,7 +220,7 @@ impl Case {
                 let picked = &chosen[z * m + g];
                 assert!(picked.windows(2).all(|w| w[0] < w[1]), "{name}: {route}: not ascending: {picked:?}");
                 assert!(picked.iter().all(|&j| j < naive.keys), "{name}: {route}: out of range: {picked:?}");
-                let mass = naive.mass(z, group);
+                let mass = mass(z, group);
                 let mut best = mass.clone();
                 best.sort_by(|a, b| b.total_cmp(a));
                 let (kept, best) =

@@ -78,9 +78,14 @@ impl Naive {
     /// Attention weight that the queries `group` of head `z` give to each key.
     pub fn mass(&self, z: usize, group: &[usize]) -> Vec<f64> {
         let all: Vec<usize> = (0..self.keys).collect();
+        self.mass_by(z, group, |i| self.attend(z, i, &all).1)
+    }
+
+    /// The same with log-sum-exps that need not be those of the scores.
+    pub fn mass_by(&self, z: usize, group: &[usize], lse: impl Fn(usize) -> f64) -> Vec<f64> {
         let mut mass = vec![0.0; self.keys];
         for &i in group {
-            let lse = self.attend(z, i, &all).1;
+            let lse = lse(i);
             for (j, mass) in mass.iter_mut().enumerate() {
                 *mass += (self.score(z, i, j) - lse).exp();
             }

@@ -8,7 +8,9 @@ use std::{
 
 use burn::tensor::{Device, Tensor};
 
-use crate::{Branch, Error, McSparse, McSparseConfig, RunReport, SelfAttention, check::Problem};
+use crate::{
+    Branch, Error, McSparse, McSparseConfig, RunReport, SelfAttention, check::Problem, stages::cat_tokens_first,
+};
 
 /// MC-Sparse with the heads of every layer shared out over several devices.
 ///
@@ -142,7 +144,7 @@ impl SelfAttention for HeadParallel {
             Answer::Output(output) => Some(output),
             Answer::Done | Answer::Report(_) => None,
         });
-        Ok(Tensor::cat(outputs.collect(), 1))
+        Ok(cat_tokens_first(outputs.collect(), 1))
     }
 
     fn begin_step(&mut self, step: usize) -> Result<(), Error> {

@@ -45,7 +45,7 @@ fn of_heads<const D: usize>(tensor: &Tensor<D>, heads: &Range<usize>) -> Tensor<
 
 /// Parts of an output put together along heads (1) or tokens (2), as a view of memory that has tokens before heads: the model
 /// then goes on with it without another copy.
-fn cat_tokens_first(parts: Vec<Tensor<4>>, axis: usize) -> Tensor<4> {
+pub(crate) fn cat_tokens_first(parts: Vec<Tensor<4>>, axis: usize) -> Tensor<4> {
     Tensor::cat(parts.into_iter().map(|part| part.swap_dims(1, 2)).collect(), 3 - axis).swap_dims(1, 2)
 }
 

@@ -3,7 +3,10 @@
 use burn::tensor::{DType, Distribution, Tensor};
 use mcsparse::{DenseAttention, Error, SelfAttention};
 use mcsparse_dit::wan::{RotaryTables, Timestep, WanCondition, WanConfig, WanTransformer, axis_dims};
-use mcsparse_tests::{case::model_tolerance, device, half_dtypes, relative_error};
+use mcsparse_tests::{
+    case::{model_tolerance, reference_tolerance},
+    device, half_dtypes, relative_error,
+};
 
 use super::dit_support::{Recorder, Tensors, config, fixture, model};
 
@@ -124,8 +127,9 @@ fn dit_rotation_keeps_lengths_and_depends_on_distance() {
     let at = |[f, h, w]: [usize; 3]| (f * height + h) * width + w;
     let score = |from, to| scores.clone().slice([at(from)..at(from) + 1, at(to)..at(to) + 1]);
     let (here, there) = (score([0, 1, 1], [1, 3, 0]), score([1, 0, 4], [2, 2, 3]));
-    assert!(relative_error(&here, &there) < 1e-5);
-    assert!(relative_error(&here, &score([0, 1, 1], [1, 3, 1])) > 1e-3);
+    // Scores are a product of Burn's.
+    assert!(relative_error(&here, &there) < reference_tolerance());
+    assert!(relative_error(&here, &score([0, 1, 1], [1, 3, 1])) > 1e-2);
 }
 
 /// Returns what it must not.

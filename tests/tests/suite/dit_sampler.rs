@@ -110,7 +110,9 @@ fn dit_samplers_go_on_from_their_state() {
             for step in stop..6 {
                 x = rest.step(velocity(x.clone(), step), x).unwrap();
             }
-            assert_eq!(relative_error(&x, &after[5].0), 0.0, "stopped after {stop}");
+            // Fusion may compile the steps of the two runs in other groups, whose sums are contracted in other places.
+            let error = relative_error(&x, &after[5].0);
+            assert!(error <= if cfg!(feature = "fusion") { 1e-6 } else { 0.0 }, "stopped after {stop}: {error:e}");
         }
         assert!(matches!(make().restore(7, Vec::new()), Err(Error::Clock(_))));
     }

@@ -2,11 +2,16 @@
 //! a cube, more pieces of work than cubes. The device's own kernels against the oracle; every backend runs them.
 
 use burn::tensor::{DType, Tensor, TensorData};
-use mcsparse::ops::{self, Epilogue, Kernels, Route, Stage};
+use mcsparse::{
+    ops::{self, Epilogue, Kernels, Route, Stage},
+    reference::SelectOptions,
+};
 use mcsparse_tests::{
     Shape,
     case::{Case, absolute_error, tolerance},
-    device, half_dtypes, random, values,
+    device, half_dtypes,
+    naive::index_rows,
+    random, values,
 };
 
 const BASE: Shape = Shape { batch: 1, kv_heads: 2, shared: 1, tokens: 300, head_dim: 128, group_size: 128, seed: 51 };
@@ -104,6 +109,55 @@ fn warpgroup_sparse_attention() {
             judge(&case, &route, &what, &values(&output), &exact, epsilon, largest + 1.0);
             let error = absolute_error(&values(&lse), &exact_lse);
             assert!(error < tolerance(&route), "{}: {route}: log-sum-exp is off by {error:e}", case.name);
+        }
+    }
+}
+
+/// Column sums that ride in the dense pass: the log-sum-exps before are not those of the pass, and not the same distance from them
+/// for every query.
+#[test]
+fn warpgroup_attention_with_selection() {
+    for (i, (case, epsilon)) in cases("warpgroup").into_iter().enumerate() {
+        let problem = case.problem();
+        let route = ops::attend_and_select_route(&problem, case.group_size, Kernels::Auto);
+        if matches!(ops::route(Stage::DenseSelect, &problem, Kernels::Auto), Route::Kernel { .. }) {
+            assert_eq!(matches!(route, Route::Kernel { .. }), case.group_size <= 128, "{}: {route}", case.name);
+        }
+        let order = case.random_lists(9, 0..problem.keys).order;
+        let (exact, exact_lse) = case.naive().dense();
+        let [b, h, n, _] = case.qkv[0].dims();
+        let before: Vec<f32> =
+            exact_lse.iter().enumerate().map(|(j, lse)| (lse + [0.0, 1.5, -0.75][(i + j) % 3]) as f32).collect();
+        let before = Tensor::<3>::from_data(TensorData::new(before, [b, h, n]), (&device(), DType::F32));
+        let [q, k, v] = case.qkv.clone();
+        // Several chunks of groups, several groups a cube.
+        let options = SelectOptions { workspace_bytes: 4 * problem.keys * 200, ..case.select_options() };
+        let (output, lse, indices) = ops::attend_and_select(&route, q, k, v, order.clone(), before.clone(), options);
+        judge(&case, &route, "dense", &values(&output), &exact, epsilon, 0.0);
+        let error = absolute_error(&values(&lse), &exact_lse);
+        assert!(error < tolerance(&route), "{}: {route}: log-sum-exp is off by {error:e}", case.name);
+        case.assert_selection_by(&route, &before, &order, &indices);
+    }
+}
+
+/// Sinks are kept whatever they weigh, and ties go to the lowest key.
+#[test]
+fn warpgroup_attention_with_selection_keeps_sinks() {
+    let device = device();
+    for (dtype, _) in half_dtypes(&device, "warpgroup") {
+        let case = Case::new("sinks", &Shape { tokens: 300, ..BASE }, 40, &device).cast(dtype);
+        let [q, k, v] = case.qkv.clone();
+        let [b, h, n, _] = q.dims();
+        let order = case.random_lists(9, 0..n).order;
+        // Scores are equal, so that all sums are.
+        let k = k.zeros_like();
+        let before = Tensor::<3>::full([b, h, n], (n as f32).ln(), (&device, DType::F32));
+        let options = SelectOptions { sink_prefix: 3, sink_suffix: 5, ..case.select_options() };
+        let route = ops::attend_and_select_route(&case.problem(), case.group_size, Kernels::Auto);
+        let (.., indices) = ops::attend_and_select(&route, q, k, v, order, before, options);
+        let expected: Vec<usize> = (0..35).chain(295..300).collect();
+        for row in index_rows(&indices) {
+            assert_eq!(row, expected, "{route}");
         }
     }
 }

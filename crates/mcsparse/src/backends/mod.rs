@@ -30,6 +30,16 @@ pub(crate) fn supports(stage: Stage, problem: &Problem) -> Result<Route, String>
     }
 }
 
+/// How the backend runs dense attention with the column sums of groups of `group_size` queries, or why it has no kernel for it.
+#[cfg_attr(not(feature = "cube"), allow(unused_variables))]
+pub(crate) fn supports_riding(problem: &Problem, group_size: usize) -> Result<Route, String> {
+    #[cfg(feature = "cube")]
+    if let DispatchDevice::Cube(cube) = problem.device.as_dispatch() {
+        return cube::supports_riding(cube, problem, group_size);
+    }
+    Err(format!("no kernel for {:?}", problem.device))
+}
+
 /// How the backend runs a linear layer of `inputs` by `outputs` weights in `dtype`, or why it has no kernel for it.
 #[cfg_attr(not(feature = "cube"), allow(unused_variables))]
 pub(crate) fn supports_linear(device: &Device, dtype: DType, inputs: usize, outputs: usize) -> Result<Route, String> {

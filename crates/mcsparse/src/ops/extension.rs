@@ -61,6 +61,20 @@ pub trait McSparseOps: Backend {
         no_kernel::<Self, _>("selection")
     }
 
+    /// Dense attention and selection in one pass: output and log-sum-exp as [`McSparseOps::mc_dense_attention`], indices as
+    /// [`McSparseOps::mc_select_keys`] by the log-sum-exps `before`, those of an earlier step.
+    #[fusion(meta = |query, _key, _value, order, _before, options| metadata::attention_and_indices(query, order, options))]
+    fn mc_attend_and_select(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        order: IntTensor<Self>,
+        before: FloatTensor<Self>,
+        options: SelectOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, IntTensor<Self>) {
+        no_kernel::<Self, _>("dense attention with selection")
+    }
+
     /// Indices of the `k` largest values of each row and, if wanted, of the rest; see
     /// [`crate::reference::partition_indices`].
     #[fusion(meta = |values, k, with_rest| metadata::partition(values, *k, *with_rest))]
@@ -176,6 +190,15 @@ mod metadata {
         let [batch, heads, queries] = order.shape.dims();
         let groups = queries.div_ceil(options.group_size);
         TensorSpec::new(Shape::new([batch, heads, groups, options.keys]), DType::I32)
+    }
+
+    pub fn attention_and_indices(
+        query: &TensorSpec,
+        order: &TensorSpec,
+        options: &SelectOptions,
+    ) -> (TensorSpec, TensorSpec, TensorSpec) {
+        let (output, lse) = attention(query);
+        (output, lse, indices(order, options))
     }
 
     pub fn linear(input: &TensorSpec, weight: &TensorSpec) -> TensorSpec {

@@ -7,6 +7,7 @@ mod extension;
 mod formats;
 mod linear;
 mod merge;
+mod riding;
 mod route;
 mod tail;
 
@@ -23,6 +24,7 @@ pub use extension::{Finish, McSparseOps};
 pub use formats::{decode_residual, encode_residual, expand_indices, pack_indices};
 pub use linear::{linear, linear_route};
 pub use merge::merge_parts;
+pub use riding::{attend_and_select, attend_and_select_route};
 pub use route::{Kernels, Route, Stage, route};
 pub use tail::add_tail;
 pub(crate) use tail::tail_workspace;

@@ -15,6 +15,8 @@ pub enum Stage {
     Group,
     /// Selection of keys.
     Select,
+    /// Dense attention with log-sum-exp, and selection of keys by column sums that ride in it.
+    DenseSelect,
     /// Token-gather attention.
     Sparse,
     /// What the keys weigh that are not kept, by the means of their blocks.
@@ -31,6 +33,7 @@ impl fmt::Display for Stage {
             Stage::Dense => "dense attention",
             Stage::Group => "grouping",
             Stage::Select => "selection",
+            Stage::DenseSelect => "dense attention with selection",
             Stage::Sparse => "sparse attention",
             Stage::Tail => "tail by block means",
             Stage::Encode => "cache encoding",

@@ -68,6 +68,7 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             let Choice { tier, declined } = tier::choose(client.properties(), problem.dtype, problem.head_dim)?;
             Ok(Route::Kernel { name: select::name(tier), declined })
         }
+        Stage::DenseSelect => supports_riding(device, problem, 1),
         Stage::Tail => {
             fits(hardware, formats::UNITS, 0)?;
             let Choice { tier, declined } =
@@ -79,6 +80,19 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             Ok(Route::kernel("cube cache formats"))
         }
     }
+}
+
+/// The kernel that computes column sums of groups of `group_size` queries beside dense attention, or why there is none.
+pub(super) fn supports_riding(device: &CubeDevice, problem: &Problem, group_size: usize) -> Result<Route, String> {
+    let client = device.client();
+    let (properties, &Problem { dtype, head_dim, .. }) = (client.properties(), problem);
+    counts(&client)?;
+    fits(&properties.hardware, tile::UNITS, partition::SHARED_BYTES)?;
+    if tier::choose(properties, dtype, head_dim)?.tier != Tier::Warpgroup {
+        return Err("column sums ride on warpgroup tiles alone".into());
+    }
+    attend::riding::supports(properties, dtype, head_dim, group_size.min(problem.queries))
+        .map(|()| Route::kernel(attend::riding::NAME))
 }
 
 /// The kernel that takes a linear layer, or why none does.
@@ -114,6 +128,10 @@ pub(super) fn workspace(
         Stage::Group => {
             let options = GroupOptions { group_size, power_iterations: 0, seed: 0, workspace_bytes };
             Some(group::workspace_bytes(&device.client(), problem, &options))
+        }
+        Stage::DenseSelect => {
+            let rows = problem.batch * problem.heads * problem.queries.div_ceil(group_size);
+            Some(attend::riding::workspace(device.client().properties(), rows, problem.keys, workspace_bytes))
         }
         Stage::Select => {
             let rows = problem.batch * problem.heads * problem.queries.div_ceil(group_size);
@@ -167,6 +185,17 @@ impl McSparseOps for CubeBackend {
         options: SelectOptions,
     ) -> IntTensor<Self> {
         select::select_keys(query, key, lse, order, options)
+    }
+
+    fn mc_attend_and_select(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        order: IntTensor<Self>,
+        before: FloatTensor<Self>,
+        options: SelectOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, IntTensor<Self>) {
+        attend::riding::attend_and_select([query, key, value], order, before, &options)
     }
 
     fn mc_linear(

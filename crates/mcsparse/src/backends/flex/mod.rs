@@ -27,6 +27,7 @@ use rows::{Rows, floats, index_values, indices};
 /// Every checked problem is taken: the kernels convert f16 and bf16 to f32 on the way in.
 pub(super) fn supports(stage: Stage, _problem: &Problem) -> Result<Route, String> {
     Ok(Route::kernel(match stage {
+        Stage::DenseSelect => return Err("column sums ride on warpgroup tiles alone".into()),
         Stage::Dense => "cpu tiles",
         Stage::Group => "cpu pddp",
         Stage::Select => "cpu column sums",

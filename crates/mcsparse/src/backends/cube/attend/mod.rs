@@ -2,6 +2,7 @@
 
 pub(super) mod matrix;
 mod mma;
+pub(super) mod riding;
 pub(super) mod shape;
 mod simt;
 mod softmax;

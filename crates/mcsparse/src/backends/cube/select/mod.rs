@@ -107,7 +107,7 @@ pub(super) fn select_keys(
 
 /// Rows (a group of a head each) whose column sums fit one buffer of the device (128 MiB on WebGPU) and `workspace_bytes`,
 /// less a sixteenth for what the allocator still holds of grouping; at least one.
-fn chunk_rows(properties: &DeviceProperties, rows: usize, keys: usize, workspace_bytes: usize) -> usize {
+pub(super) fn chunk_rows(properties: &DeviceProperties, rows: usize, keys: usize, workspace_bytes: usize) -> usize {
     let limit = workspace_bytes - workspace_bytes / 16;
     let bytes = limit.min(properties.memory.max_page_size.try_into().unwrap_or(usize::MAX));
     (bytes / (4 * keys)).clamp(1, rows)

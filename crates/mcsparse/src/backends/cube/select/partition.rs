@@ -28,7 +28,13 @@ pub(in super::super) fn partition(values: CubeTensor, k: usize, with_rest: bool)
 
 /// As [`partition`], of the first `rows` rows of `values` into the rows of `output` from `first_row` on; both contiguous.
 /// The last axis of `output` says whether the others follow.
-pub(super) fn partition_into(values: &CubeTensor, rows: usize, k: usize, output: &CubeTensor, first_row: usize) {
+pub(in super::super) fn partition_into(
+    values: &CubeTensor,
+    rows: usize,
+    k: usize,
+    output: &CubeTensor,
+    first_row: usize,
+) {
     let [all_rows, n] = values.shape().dims();
     let width = output.shape().as_slice().last().copied().unwrap_or_default();
     assert_eq!((values.dtype, output.dtype), (DType::F32, DType::I32), "partition: dtypes of values and output");

@@ -7,7 +7,7 @@ use super::{
         super::{
             fragment::{C2, row_sum},
             hopper::{
-                barrier::{arrive_if_zero, fence_products, wait},
+                barrier::{arrive_if_zero, fence_products, sync_plane, wait},
                 copy::{read, tile_bytes},
                 operand::global_address,
                 turn::Turn,
@@ -17,9 +17,10 @@ use super::{
         shape::{Keys, Sizes, output_row},
     },
     layouts::Layouts,
+    ride::{Ride, end_of_tiles, factors, first_tile, next_place, ride_of},
     softmax::rise,
-    step::{Row, Tiles, clear, first_scores, forget_past, negate, step as advance, sums, write_rows},
-    tile::{Buffers, KEYS, QUERIES, Tile, Work, total},
+    step::{Row, Tiles, clear, first_scores, forget_past, negate, step as advance, step_and_ride, sums, write_rows},
+    tile::{Buffers, KEYS, QUERIES, Tile, Work},
 };
 use crate::ops::Finish;
 
@@ -34,6 +35,7 @@ pub(super) fn consume<E: Float>(
     sizes: &Sizes,
     layouts: &Layouts,
     buffers: &Buffers,
+    ride: &Ride,
     #[comptime] tile: Tile,
 ) {
     let dim = comptime!(tile.head_dim);
@@ -50,8 +52,10 @@ pub(super) fn consume<E: Float>(
     let values = descriptor(buffers.values);
     let mut turn = Turn::new(0u32.runtime());
     let mut query_parity = 0u32;
-    let mut index = CUBE_POS_X;
-    while index < total(sizes) {
+    // Where this unit's next column sums go.
+    let mut place = 0u32.runtime();
+    let mut index = first_tile(ride, tile);
+    while index < end_of_tiles(ride, sizes, tile) {
         if Work::at(index, sizes).exists() {
             clear();
             let mut top = Vector::<f32, C2>::new(f32::new(-3.0e38));
@@ -69,6 +73,10 @@ pub(super) fn consume<E: Float>(
                 }
                 top = rise(top, exponent, buffers.full_values + turn.stage * 8, turn.parity, dim);
                 if step > 1 {
+                    if comptime!(tile.rides) {
+                        // One unit speaks for all, whose column sums are written.
+                        sync_plane();
+                    }
                     arrive_if_zero(before, lane);
                 }
                 let (of_values, empty_values) =
@@ -81,7 +89,15 @@ pub(super) fn consume<E: Float>(
                     keys_parity: turn.parity,
                     values: of_values,
                 };
-                advance(exponent, -top * Vector::new(exponent), &tiles, tile, true);
+                let risen = top * Vector::new(exponent);
+                if comptime!(tile.rides) {
+                    let factors =
+                        factors(risen, buffers.norms + query_parity * comptime!(4 * QUERIES as u32) + 4 * row);
+                    step_and_ride(exponent, -risen, factors, ride_of(place, buffers), &tiles, tile, true);
+                    place = next_place(place, tile);
+                } else {
+                    advance(exponent, -risen, &tiles, tile, true);
+                }
                 before = empty_values;
             }
             arrive_if_zero(buffers.empty_keys + turn.stage * 8, lane);
@@ -95,6 +111,9 @@ pub(super) fn consume<E: Float>(
             }
             top = rise(top, exponent, buffers.full_values + turn.stage * 8, turn.parity, dim);
             if steps > 1 {
+                if comptime!(tile.rides) {
+                    sync_plane();
+                }
                 arrive_if_zero(before, lane);
             }
             let tiles = Tiles {
@@ -104,7 +123,15 @@ pub(super) fn consume<E: Float>(
                 keys_parity: turn.parity,
                 values: further(values, turn.stage * bytes),
             };
-            advance(exponent, -top * Vector::new(exponent), &tiles, tile, false);
+            let risen = top * Vector::new(exponent);
+            if comptime!(tile.rides) {
+                let factors = factors(risen, buffers.norms + query_parity * comptime!(4 * QUERIES as u32) + 4 * row);
+                step_and_ride(exponent, -risen, factors, ride_of(place, buffers), &tiles, tile, false);
+                place = next_place(place, tile);
+                sync_plane();
+            } else {
+                advance(exponent, -risen, &tiles, tile, false);
+            }
             arrive_if_zero(buffers.empty_values + turn.stage * 8, lane);
             turn.advance(tile.stages);
             // The parity has changed since the tokens were written.

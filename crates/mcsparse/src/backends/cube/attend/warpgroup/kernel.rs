@@ -10,13 +10,14 @@ use super::{
     super::{
         super::hopper::{
             WARPGROUP,
-            operand::{from_lane, shared_address},
+            operand::{from_lane, global_address, shared_address},
         },
         shape::Sizes,
     },
     consume::consume,
     layouts::Layouts,
     produce::produce,
+    ride::{Ride, Span},
     step::declare,
     tile::{Buffers, CONSUMERS, Tile},
 };
@@ -37,6 +38,57 @@ pub(super) fn attend<E: Float>(
     #[comptime] tile: Tile,
     #[define(E)] _dtype: ElemType,
 ) {
+    let ride = Ride::none();
+    work::<E>(query, key, value, order, indices, other, output, lse, &sizes, &layouts, &ride, tile);
+}
+
+/// Dense attention of groups, a tile each, and the column sums of the tiles of `span`: `mass` `[tiles of the span, keys]`, by the
+/// log-sum-exps `before` of an earlier step.
+#[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn attend_and_sum<E: Float>(
+    query: &[E],
+    key: &[E],
+    value: &[E],
+    order: &[i32],
+    before: &[f32],
+    output: &mut [E],
+    lse: &mut [f32],
+    mass: &mut [f32],
+    sizes: Sizes,
+    layouts: Layouts,
+    span: Span,
+    #[comptime] tile: Tile,
+    #[define(E)] _dtype: ElemType,
+) {
+    let ride = Ride {
+        first: span.first,
+        end: span.end,
+        sink_end: span.sink_end,
+        sink_start: span.sink_start,
+        lse: global_address::<f32>(before[0..1].as_ptr()),
+        mass: global_address::<f32>(mass[0..1].as_ptr()),
+    };
+    // No lists, and nothing is added to the output.
+    work::<E>(query, key, value, order, order, query, output, lse, &sizes, &layouts, &ride, tile);
+}
+
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn work<E: Float>(
+    query: &[E],
+    key: &[E],
+    value: &[E],
+    order: &[i32],
+    indices: &[i32],
+    other: &[E],
+    output: &mut [E],
+    lse: &mut [f32],
+    sizes: &Sizes,
+    layouts: &Layouts,
+    ride: &Ride,
+    #[comptime] tile: Tile,
+) {
     // One allocation, used by address: what runs behind CubeCL's back must not share memory with what it knows of.
     let memory = Shared::<[u32]>::new_aligned_slice(comptime!(tile.shared_bytes() / 4), 1024usize);
     let buffers = Buffers::new(shared_address::<u32>(memory.as_ptr()), tile);
@@ -49,8 +101,8 @@ pub(super) fn attend<E: Float>(
     // computed once a plane.
     let warpgroup = from_lane(UNIT_POS / comptime!(WARPGROUP as u32), 0u32);
     if warpgroup == comptime!(CONSUMERS as u32) {
-        produce::<E>(query, key, value, order, indices, other, &sizes, &layouts, &buffers, tile);
+        produce::<E>(query, key, value, order, indices, other, sizes, layouts, &buffers, ride, tile);
     } else {
-        consume::<E>(warpgroup, other, output, lse, &sizes, &layouts, &buffers, tile);
+        consume::<E>(warpgroup, other, output, lse, sizes, layouts, &buffers, ride, tile);
     }
 }

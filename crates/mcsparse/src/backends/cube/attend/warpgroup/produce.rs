@@ -13,8 +13,9 @@ use super::{
         shape::Sizes,
     },
     layouts::Layouts,
+    ride::{Ride, Waiting, end_of_tiles, first_tile},
     step::Addend,
-    tile::{Buffers, KEYS, QUERIES, Tile, Work, total},
+    tile::{Buffers, KEYS, QUERIES, Tile, Work},
 };
 
 /// Brings all tiles of this cube, one after another: the first keys of a tile are on their way while the last one's sums are
@@ -31,6 +32,7 @@ pub(super) fn produce<E: Float>(
     sizes: &Sizes,
     layouts: &Layouts,
     buffers: &Buffers,
+    ride: &Ride,
     #[comptime] tile: Tile,
 ) {
     let (dim, whole) = comptime!((tile.head_dim, tile.whole));
@@ -41,14 +43,15 @@ pub(super) fn produce<E: Float>(
     // Parity 1: everything is empty.
     let mut turn = Turn::new(1u32.runtime());
     let mut query_parity = 1u32;
-    let mut index = CUBE_POS_X;
-    while index < total(sizes) {
+    let mut rides = Waiting::new(ride);
+    let mut index = first_tile(ride, tile);
+    while index < end_of_tiles(ride, sizes, tile) {
         let work = Work::at(index, sizes);
         if work.exists() {
             let of_query = layouts.query.head::<E>(query, work.batch, work.head);
             let of_key = layouts.key.head::<E>(key, work.batch, work.kv_head);
             let of_value = layouts.value.head::<E>(value, work.batch, work.kv_head);
-            let row = work.token(work.first + unit, order, sizes, tile.gathered);
+            let row = work.token(work.first + unit, order, sizes, tile.ordered());
             let mut next = work.key(unit, indices, sizes, tile.gathered);
             for step in 0..steps {
                 let token = next;
@@ -69,6 +72,10 @@ pub(super) fn produce<E: Float>(
                     wait(buffers.empty_query, query_parity);
                     // What computes has done with the tokens of the tile before the last one.
                     write(buffers.tokens + query_parity * comptime!(4 * QUERIES as u32) + 4 * unit, row);
+                    if comptime!(tile.rides) {
+                        let norm = ride.norm(work.of_head, row, work.first + unit < work.end);
+                        write(buffers.norms + query_parity * comptime!(4 * QUERIES as u32) + 4 * unit, norm);
+                    }
                     arrive(buffers.full_query);
                     let (apart, columns) = (layouts.query.token, layouts.query.column);
                     gather(of_query, apart, columns, row, buffers.query, buffers.full_query, plane, lane, dim, whole);
@@ -81,8 +88,19 @@ pub(super) fn produce<E: Float>(
                     }
                 }
                 turn.advance(tile.stages);
+                if comptime!(tile.rides) {
+                    rides.next(unit, steps, ride, sizes, buffers, tile);
+                }
             }
         }
         index += CUBE_COUNT_X;
+    }
+    if comptime!(tile.rides) {
+        #[unroll]
+        for _ in 0..comptime!(tile.stages as u32) {
+            wait(buffers.empty_values + turn.stage * 8, turn.parity);
+            turn.advance(tile.stages);
+            rides.next(unit, steps, ride, sizes, buffers, tile);
+        }
     }
 }

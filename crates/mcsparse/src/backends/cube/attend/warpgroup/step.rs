@@ -16,6 +16,7 @@ use super::{
             wgmma::{COMMIT, FENCE, HEAD, registers_by_shared, shared_by_shared, wait_for_all_but},
         },
     },
+    ride,
     tile::{KEYS, Tile},
 };
 
@@ -170,7 +171,7 @@ pub(super) fn step(
 ) {
     gpu_asm!(
         "{t} {o} {e} {q} {k} {fk} {pk} {v}",
-        t = const step_text(tile.head_dim, tile.element, tile.first_keys(), next),
+        t = const step_text(tile, next),
         o = in(_) value::<Vector<f32, C2>>(offsets), e = in(_) value::<f32>(exponent),
         q = in(_) value::<u32>(tiles.query),
         k = in(_) value::<u32>(tiles.keys), fk = in(_) value::<u32>(tiles.full_keys), pk = in(_) value::<u32>(tiles.keys_parity),
@@ -178,17 +179,45 @@ pub(super) fn step(
     );
 }
 
-/// Operands: `%0` and `%1` the offsets, `$1` the exponent, `$2` the query, `$3` to `$5` keys, `$6` values.
-fn step_text(dim: usize, element: &str, first: usize, next: bool) -> String {
+/// [`step`], with the column sums of its weights, by which `factors` each, to shared memory, see [`super::ride`].
+#[cube]
+pub(super) fn step_and_ride(
+    exponent: f32,
+    offsets: Vector<f32, C2>,
+    factors: Vector<f32, C2>,
+    to: u32,
+    tiles: &Tiles,
+    #[comptime] tile: Tile,
+    #[comptime] next: bool,
+) {
+    gpu_asm!(
+        "{t} {o} {e} {q} {k} {fk} {pk} {v} {f} {g} {to}",
+        t = const step_text(tile, next),
+        o = in(_) value::<Vector<f32, C2>>(offsets), e = in(_) value::<f32>(exponent),
+        q = in(_) value::<u32>(tiles.query),
+        k = in(_) value::<u32>(tiles.keys), fk = in(_) value::<u32>(tiles.full_keys), pk = in(_) value::<u32>(tiles.keys_parity),
+        v = in(_) value::<u32>(tiles.values),
+        f = in(_) value::<f32>(factors.extract(0usize)), g = in(_) value::<f32>(factors.extract(1usize)),
+        to = in(_) value::<u32>(to)
+    );
+}
+
+/// Operands: `%0` and `%1` the offsets, `$1` the exponent, `$2` the query, `$3` to `$5` keys, `$6` values; where column sums
+/// ride, `$7` and `$8` their factors, `$9` where they go.
+fn step_text(tile: Tile, next: bool) -> String {
+    let (dim, element, first) = (tile.head_dim, tile.element, tile.first_keys());
     let products = |keys: Range<usize>| {
         let left = &names("p", 32)[keys.start / 4..keys.end / 4];
         registers_by_shared(&names("o", dim / 2), element, left, "$6", keys.start) + COMMIT
     };
     let mut text = format!("{HEAD}.reg .f32 x, y, z<2>;\n");
-    text += &weights(0..first, element);
+    if tile.rides {
+        text += &ride::declare("$9");
+    }
+    text += &weights(0..first, tile);
     text += FENCE;
     text += &products(0..first);
-    text += &weights(first..KEYS, element);
+    text += &weights(first..KEYS, tile);
     let last = products(first..KEYS);
     if next {
         text += &wait_text("$4", "$5", "KEYS");
@@ -203,8 +232,8 @@ fn step_text(dim: usize, element: &str, first: usize, next: bool) -> String {
 }
 
 /// Exponentials of the scores of some keys, rounded in pairs, and added to the sums unrounded.
-fn weights(keys: Range<usize>, element: &str) -> String {
-    let mut text = String::new();
+fn weights(keys: Range<usize>, tile: Tile) -> String {
+    let (mut text, element) = (String::new(), tile.element);
     for pair in keys.start / 4..keys.end / 4 {
         let (a, b, h) = (2 * pair, 2 * pair + 1, pair % 2);
         text += &format!(
@@ -212,6 +241,9 @@ fn weights(keys: Range<usize>, element: &str) -> String {
              fma.rn.f32 y, mcs_s{b}, $1, %{h}; ex2.approx.ftz.f32 y, y;\n\
              cvt.rn.{element}x2.f32 mcs_p{pair}, y, x;\n"
         );
+        if tile.rides {
+            text += &ride::weigh(pair, ["$7", "$8"], "$9");
+        }
         // Four weights at a time, so that fewer additions wait for each other.
         text += &if pair / 2 % 2 == 0 {
             format!("add.f32 z{h}, x, y;\n")

@@ -11,6 +11,7 @@ use super::{
         },
         shape::Sizes,
     },
+    ride::RIDE_BYTES,
     step::Addend,
 };
 use crate::ops::Finish;
@@ -42,6 +43,8 @@ pub(in super::super::super) struct Tile {
     pub finish: Finish,
     /// How the other tensor is read for that.
     pub addend: Addend,
+    /// Whether queries come in groups, one a tile, whose column sums over all keys are written beside the output.
+    pub rides: bool,
 }
 
 impl Tile {
@@ -51,9 +54,21 @@ impl Tile {
         if self.whole { 80 } else { 96 }
     }
 
-    /// Queries, keys, values, barriers, tokens of the queries of this tile and the next.
+    /// Whether queries are picked by the order.
+    pub const fn ordered(&self) -> bool {
+        self.gathered || self.rides
+    }
+
+    /// Places for column sums on their way out, see [`super::ride`].
+    pub const fn rides_at_once(&self) -> usize {
+        if self.rides { self.stages + 1 } else { 0 }
+    }
+
+    /// Queries, keys, values, column sums, barriers, tokens and norms of the queries of this tile and the next.
     pub const fn shared_bytes(&self) -> usize {
-        (1 + 2 * self.stages) * tile_bytes(self.head_dim) + 8 * (4 * self.stages + 2) + 2 * 4 * QUERIES
+        let tiles = (1 + 2 * self.stages) * tile_bytes(self.head_dim) + self.rides_at_once() * RIDE_BYTES;
+        let of_queries = if self.rides { 2 } else { 1 };
+        tiles + 8 * (4 * self.stages + 2) + of_queries * 2 * 4 * QUERIES
     }
 }
 
@@ -72,6 +87,10 @@ pub(super) struct Buffers {
     pub empty_query: u32,
     /// Tokens of the queries, for even tiles and for odd ones.
     pub tokens: u32,
+    /// The same of their norms, see [`super::ride`].
+    pub norms: u32,
+    /// Column sums of a step, [`RIDE_BYTES`] each.
+    pub rides: u32,
 }
 
 #[cube]
@@ -79,7 +98,8 @@ impl Buffers {
     pub fn new(start: u32, #[comptime] tile: Tile) -> Buffers {
         let bytes = comptime!(tile_bytes(tile.head_dim) as u32);
         let stages = comptime!(tile.stages as u32);
-        let barriers = start + comptime!((1 + 2 * stages) * bytes);
+        let rides = start + comptime!((1 + 2 * stages) * bytes);
+        let barriers = rides + comptime!((tile.rides_at_once() * RIDE_BYTES) as u32);
         Buffers {
             query: start,
             keys: start + bytes,
@@ -91,6 +111,8 @@ impl Buffers {
             full_query: barriers + comptime!(32 * stages),
             empty_query: barriers + comptime!(32 * stages + 8),
             tokens: barriers + comptime!(32 * stages + 16),
+            norms: barriers + comptime!(32 * stages + 16 + 2 * 4 * QUERIES as u32),
+            rides,
         }
     }
 
@@ -152,9 +174,9 @@ impl Work {
     }
 
     /// The token of the query at `place` of the head's order; past the group's end, of its last query.
-    pub fn token(&self, place: u32, order: &[i32], sizes: &Sizes, #[comptime] gathered: bool) -> u32 {
+    pub fn token(&self, place: u32, order: &[i32], sizes: &Sizes, #[comptime] ordered: bool) -> u32 {
         let place = min(place, self.end - 1);
-        if comptime!(gathered) {
+        if comptime!(ordered) {
             // Lists are clamped wherever they are read: a wrong one gives wrong values, never foreign memory.
             min(order[self.of_head + place as usize] as u32, sizes.queries - 1)
         } else {

@@ -15,8 +15,9 @@ use super::{
     },
     kernel,
     layouts::LayoutsCompilationArg,
+    ride::SpanCompilationArg,
     step::Addend,
-    tile::{KEYS, Tile, UNITS},
+    tile::{KEYS, QUERIES, Tile, UNITS},
 };
 use crate::ops::Finish;
 
@@ -25,6 +26,7 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
     let mut all = Vec::new();
     for dtype in [DType::BF16, DType::F16] {
         for dim in [64, 128] {
+            all.push(riding(properties, dtype, dim));
             let forms = [
                 ("dense", Finish::Output, Addend::None),
                 ("gathered", Finish::AddResidual, Addend::Pairs),
@@ -53,19 +55,7 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
                     buffer(),
                     buffer(),
                     buffer(),
-                    SizesCompilationArg {
-                        queries: (),
-                        keys: (),
-                        all_keys: (),
-                        group_size: (),
-                        groups: (),
-                        tiles_per_group: (),
-                        heads: (),
-                        batch: (),
-                        heads_per_kv: (),
-                        scale: (),
-                        factor: (),
-                    },
+                    sizes(),
                     layouts(),
                     tile,
                     dtype_to_storage_type(dtype),
@@ -79,6 +69,47 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
         }
     }
     all
+}
+
+/// Dense, with column sums.
+fn riding(properties: &Arc<DeviceProperties>, dtype: DType, dim: usize) -> Variant {
+    let tile = super::riding_tile(properties, dtype, dim, 1.0, QUERIES).expect("an H200 takes it");
+    let kernel = kernel::attend_and_sum::AttendAndSum::new(
+        settings(UNITS, AddressType::U32),
+        properties.clone(),
+        Arc::new(TargetProperties::default()),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        sizes(),
+        layouts(),
+        SpanCompilationArg { first: (), end: (), sink_end: (), sink_start: () },
+        tile,
+        dtype_to_storage_type(dtype),
+    );
+    let name = format!("attend_{}_{dim}_riding", tile.element);
+    Variant { name, kernel: Box::new(kernel), products: 2 * (dim / 16 + KEYS / 16) }
+}
+
+fn sizes() -> SizesCompilationArg {
+    SizesCompilationArg {
+        queries: (),
+        keys: (),
+        all_keys: (),
+        group_size: (),
+        groups: (),
+        tiles_per_group: (),
+        heads: (),
+        batch: (),
+        heads_per_kv: (),
+        scale: (),
+        factor: (),
+    }
 }
 
 fn layouts() -> LayoutsCompilationArg {
