@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use burn::{module::Module, tensor::Tensor};
 
 use crate::{
-    Error, McSparseConfig, MetaCache, Schedule, StepKind,
+    Anchors, Error, McSparseConfig, MetaCache, Schedule, Selection, StepKind,
     check::{Problem, not_finite},
     stages::Run,
 };
@@ -51,11 +51,13 @@ impl McSparseAttention {
     /// If the device fails.
     pub fn warm_up(&self, query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Result<Duration, Error> {
         let (device, started) = (query.device(), Instant::now());
-        let schedule = Schedule::warm_up(0);
+        // An anchor, another one that may select by the log-sum-exps of the first, and a step that reuses it.
+        let anchors = if self.config.selection == Selection::Riding { vec![0, 1] } else { vec![0] };
+        let steps = anchors.len() + 1;
+        let schedule = Schedule::warm_up(0).with_anchors(Anchors::At(anchors));
         let config = McSparseConfig { schedule, dense_layers: Default::default(), ..self.config.clone() };
-        // An anchor, which runs all but one stage, and a step that reuses it.
-        let mut cache = MetaCache::new(&config, 2)?;
-        for step in 0..2 {
+        let mut cache = MetaCache::new(&config, steps)?;
+        for step in 0..steps {
             cache.begin_step(step)?;
             forward(&config, self.layer, query.clone(), key.clone(), value.clone(), &mut cache)?;
         }
@@ -122,19 +124,28 @@ pub(crate) fn forward(
         }
         StepKind::Dense => None,
     };
+    let mut rides = false;
     let output = match (kind, reused) {
         (StepKind::Reuse, Some(slot)) => run.reuse(query, key, value, (slot, call.step), cache),
         (StepKind::Anchor, _) => {
-            let (output, slot) = run.anchor(query, key, value, &call, cache);
-            cache.store(slot);
+            let anchor = run.anchor(query, key, value, &call, cache);
+            cache.store(anchor.slot);
+            rides = anchor.rides;
+            anchor.output
+        }
+        _ => {
+            let (output, lse) = run.dense(query, key, value, cache);
+            if call.kind == kind {
+                run.keep_lse(lse, &call, cache);
+            }
             output
         }
-        _ => run.dense(query, key, value, cache).0,
     };
 
     let dense_pairs = (problem.batch * problem.heads) as f64 * (problem.queries as f64).powi(2);
     let share = match kind {
         StepKind::Dense => 1.0,
+        StepKind::Anchor if rides => budget.riding_anchor_density(),
         StepKind::Anchor => budget.anchor_density(),
         StepKind::Reuse => budget.reuse_density(),
     };

@@ -94,8 +94,13 @@ impl Budget {
     /// Work of an anchor step as a share of dense attention: dense attention itself, the scores of the grouped rows once
     /// more (half of their attention), and their sparse attention for the residual.
     pub fn anchor_density(&self) -> f64 {
+        self.riding_anchor_density() + 0.5 * (self.tokens - self.sinks) as f64 / self.tokens as f64
+    }
+
+    /// The same where column sums ride in the dense pass, see [`crate::Selection::Riding`]: without the scores once more.
+    pub fn riding_anchor_density(&self) -> f64 {
         let (n, rows) = (self.tokens as f64, (self.tokens - self.sinks) as f64);
-        1.0 + 0.5 * rows / n + rows * (self.keys + self.means) as f64 / (n * n)
+        1.0 + rows * (self.keys + self.means) as f64 / (n * n)
     }
 
     /// Kept keys as a share of all keys, sinks included.

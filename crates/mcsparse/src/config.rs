@@ -3,7 +3,7 @@
 use burn::config::Config;
 
 use crate::{
-    Anchors, Error, IndexFormat, KeyBudget, McSparseAttention, Plan, ResidualFormat, ResidualGain, Schedule,
+    Anchors, Error, IndexFormat, KeyBudget, McSparseAttention, Plan, ResidualFormat, ResidualGain, Schedule, Selection,
     SinkTokens, Tail,
     budget::{Budget, check_density},
     ops::Kernels,
@@ -58,6 +58,9 @@ pub struct McSparseConfig {
     /// What stands in for the keys that a group does not keep; nothing unless set.
     #[config(default = "Tail::Dropped")]
     pub tail: Tail,
+    /// By which log-sum-exps keys are selected; those of the anchor itself unless set.
+    #[config(default = "Selection::Exact")]
+    pub selection: Selection,
 }
 
 impl McSparseConfig {
@@ -134,7 +137,8 @@ impl McSparseConfig {
     }
 
     /// Attention work of a whole run over `layers` layers of `tokens` tokens as a share of a dense run, warm-up, anchors
-    /// and dense layers counted (see [`Plan::effective_density`]). Anchors that follow a drift bound are not foreseen.
+    /// and dense layers counted (see [`Plan::effective_density`]). Anchors that follow a drift bound are not foreseen, and
+    /// selection is counted as a pass of its own, whether it rides or not.
     ///
     /// # Errors
     ///
@@ -189,6 +193,9 @@ impl McSparseConfig {
         if table.is_some() {
             parts.push("residual times a table by layer and age".into());
         }
+        if self.selection == Selection::Riding {
+            parts.push("keys by the log-sum-exps of an earlier step".into());
+        }
         if let Some(bound) = self.schedule.drift_bound {
             parts.push(format!("further anchors where outputs drift by more than {bound}"));
         }
@@ -209,7 +216,7 @@ mod tests {
         });
         let config = config.with_index_format(Some(IndexFormat::Bitmap)).with_residual_format(ResidualFormat::Fp8);
         let config = config.with_residual_gain(ResidualGain::by_layer_and_age(vec![vec![1.0, 0.9]]));
-        let config = config.with_tail(Tail::BlockMeans { block: 64 });
+        let config = config.with_tail(Tail::BlockMeans { block: 64 }).with_selection(Selection::Riding);
         let config = config.with_schedule(Schedule::warm_up(2).with_drift_bound(0.3));
         let json = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<McSparseConfig>(&json).unwrap(), config);
@@ -252,13 +259,14 @@ mod tests {
             .with_schedule(Schedule::warm_up(2).with_drift_bound(0.3))
             .with_residual_gain(ResidualGain { factor: 0.9, decay: 0.98, table: Some(Vec::new()) })
             .with_tail(Tail::BlockMeans { block: 100 })
+            .with_selection(Selection::Riding)
             .with_dense_layers(Vec::new());
         let text = config.describe(4, 4, 1000).unwrap();
         assert!(
             text.ends_with(
                 "density 0.260 on reuse steps, 0.820 over the run with 0 of 4 layers dense; means of 100 keys for the \
-                 others; residual times 0.9; residual decays by 0.98 a step; residual times a table by layer and age; further \
-                 anchors where outputs drift by more than 0.3"
+                 others; residual times 0.9; residual decays by 0.98 a step; residual times a table by layer and age; keys by the \
+                 log-sum-exps of an earlier step; further anchors where outputs drift by more than 0.3"
             ),
             "{text}"
         );

@@ -61,6 +61,8 @@ pub struct RunReport {
     /// The smallest and largest factor that was on a residual.
     gains: Option<(f32, f32)>,
     tail_block: usize,
+    /// Why column sums did not ride, where they were asked to, and how often.
+    separate: BTreeMap<String, usize>,
 }
 
 impl RunReport {
@@ -142,6 +144,15 @@ impl RunReport {
         self.tail_block = block;
     }
 
+    /// Why anchors selected in a pass of its own although [`crate::Selection::Riding`] was asked for, and how many did.
+    pub fn separate_selections(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.separate.iter().map(|(reason, times)| (reason.as_str(), *times))
+    }
+
+    pub(crate) fn note_separate_selection(&mut self, reason: &str) {
+        *self.separate.entry(reason.to_owned()).or_default() += 1;
+    }
+
     pub(crate) fn add_transfer(&mut self, transfer: Transfers) {
         self.transfers.add(transfer);
     }
@@ -218,6 +229,9 @@ impl fmt::Display for RunReport {
                 Some(bytes) => write!(f, ", workspace {} of {} MiB", mib(bytes), mib(record.workspace_limit))?,
             }
             writeln!(f)?;
+        }
+        for (reason, times) in self.separate_selections() {
+            writeln!(f, "  selection in a pass of its own at {times} anchors: {reason}")?;
         }
         if self.tail_block > 0 {
             writeln!(f, "  keys that are not kept stand in as means of {} keys", self.tail_block)?;

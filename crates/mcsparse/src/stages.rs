@@ -8,7 +8,7 @@ use std::{
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::{
-    IndexFormat, McSparseConfig, MetaCache, ResidualFormat, SinkTokens, Tail,
+    IndexFormat, McSparseConfig, MetaCache, ResidualFormat, Selection, SinkTokens, Tail,
     budget::Budget,
     cache::{Call, Drift, KeyLists, Residual, Slot, SlotShape},
     check::Problem,
@@ -52,6 +52,14 @@ pub(crate) fn cat_tokens_first(parts: Vec<Tensor<4>>, axis: usize) -> Tensor<4> 
 /// The parts in one, without a copy if there is only one.
 fn joined<T>(mut parts: Vec<T>, join: impl FnOnce(Vec<T>) -> T) -> T {
     if parts.len() == 1 { parts.remove(0) } else { join(parts) }
+}
+
+/// What an anchor makes.
+pub(crate) struct Anchored {
+    pub output: Tensor<4>,
+    pub slot: Slot,
+    /// Whether column sums rode in the dense pass.
+    pub rides: bool,
 }
 
 /// One call with everything that its stages need.
@@ -100,6 +108,14 @@ impl<'a> Run<'a> {
         })
     }
 
+    /// Keeps the log-sum-exps of a dense pass if the next one is an anchor that selects by them.
+    pub fn keep_lse(&self, lse: Tensor<3>, call: &Call, cache: &mut MetaCache) {
+        if self.config.selection == Selection::Riding && cache.anchor_follows(call.step) {
+            let rows = self.grouped_rows(lse);
+            cache.earlier_mut().keep(&call.key, rows);
+        }
+    }
+
     /// Dense output, and a slot with the groups, keys and residual found on the way.
     pub fn anchor(
         &self,
@@ -108,18 +124,38 @@ impl<'a> Run<'a> {
         value: Tensor<4>,
         call: &Call,
         cache: &mut MetaCache,
-    ) -> (Tensor<4>, Slot) {
-        let (output, lse) = self.dense(query.clone(), key.clone(), value.clone(), cache);
-        let (rows, lse, dense) = (self.grouped_rows(query), self.grouped_rows(lse), self.grouped_rows(output.clone()));
+    ) -> Anchored {
+        let rows = self.grouped_rows(query.clone());
+        let (before, rides) = self.earlier_lse(&rows, call, cache);
+        let whole = (!rides).then(|| self.dense(query.clone(), key.clone(), value.clone(), cache));
+        let of_rows =
+            whole.as_ref().map(|(output, lse)| (self.grouped_rows(output.clone()), self.grouped_rows(lse.clone())));
         let (mut orders, mut lists, mut residuals) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut outputs, mut lses) = (Vec::new(), Vec::new());
         let mut watched: Vec<Tensor<4>> = Vec::new();
         // What is encoded is in memory for some heads at a time.
         for part in self.parts(self.scratch_bytes() + self.tail_bytes()) {
             let Part { heads, kv_heads, problem } = &part;
-            let (rows, lse, dense) = (of_heads(&rows, heads), of_heads(&lse, heads), of_heads(&dense, heads));
-            let (key, value) = (of_heads(&key, kv_heads), of_heads(&value, kv_heads));
+            let (rows, key, value) = (of_heads(&rows, heads), of_heads(&key, kv_heads), of_heads(&value, kv_heads));
+            let before = before.as_ref().map(|lse| of_heads(lse, heads));
             let run = Run { problem, ..*self };
-            let (order, indices, residual) = run.refresh(rows, key, value, lse, dense.clone(), cache);
+            let order = run.group(rows.clone(), cache);
+            let (dense, indices) = match &of_rows {
+                Some((dense, lse)) => {
+                    let lse = before.unwrap_or_else(|| of_heads(lse, heads));
+                    (of_heads(dense, heads), run.select(rows.clone(), key.clone(), lse, order.clone(), cache))
+                }
+                None => {
+                    let before = before.expect("column sums ride by earlier log-sum-exps");
+                    let qkv = [rows.clone(), key.clone(), value.clone()];
+                    let (dense, lse, indices) = run.dense_and_select(qkv, order.clone(), before, cache);
+                    outputs.push(dense.clone());
+                    lses.push(lse);
+                    (dense, indices)
+                }
+            };
+            let groups = (order.clone(), indices.clone());
+            let residual = run.sparse(rows, key, value, groups, Epilogue::ResidualOf(dense.clone()), cache);
             if cache.drift_mut().is_some() {
                 watched.push(Drift::rows_of(dense, residual.clone(), 1.0));
             }
@@ -134,42 +170,97 @@ impl<'a> Run<'a> {
         let order = joined(orders, |orders| Tensor::cat(orders, 1));
         let (lists, residual) = (joined(lists, KeyLists::of_parts), joined(residuals, Residual::of_parts));
         let slot = Slot::new(call.key.clone(), self.slot_shape(), Some(call.step), order, lists, residual);
-        (output, slot)
+        let output = match whole {
+            Some((output, lse)) => {
+                self.keep_lse(lse, call, cache);
+                output
+            }
+            None => {
+                let output = joined(outputs, |outputs| cat_tokens_first(outputs, 1));
+                if self.config.selection == Selection::Riding && cache.anchor_follows(call.step) {
+                    cache.earlier_mut().keep(&call.key, joined(lses, |lses| Tensor::cat(lses, 1)));
+                }
+                self.with_sinks(output, query, key, value, cache)
+            }
+        };
+        Anchored { output, slot, rides }
     }
 
-    /// Order, indices and residual of `rows` and their `dense` output.
-    fn refresh(
-        &self,
-        rows: Tensor<4>,
-        key: Tensor<4>,
-        value: Tensor<4>,
-        lse: Tensor<3>,
-        dense: Tensor<4>,
-        cache: &mut MetaCache,
-    ) -> (Tensor<3, Int>, Tensor<4, Int>, Tensor<4>) {
-        let grouped = rows.dims()[2];
+    /// Log-sum-exps of the layer's last dense pass, if keys are to be selected by them, and whether column sums by them can ride in
+    /// this one.
+    fn earlier_lse(&self, rows: &Tensor<4>, call: &Call, cache: &mut MetaCache) -> (Option<Tensor<3>>, bool) {
+        if self.config.selection == Selection::Exact {
+            return (None, false);
+        }
+        let [batch, heads, queries, _] = rows.dims();
+        let before = cache.earlier_mut().take(&call.key, [batch, heads, queries]);
+        if before.is_none() {
+            cache.report_mut().note_separate_selection("no dense pass came before the anchor");
+            return (None, false);
+        }
+        match self.riding_route(queries) {
+            Route::Kernel { .. } => (before, true),
+            Route::Reference { reason } => {
+                cache.report_mut().note_separate_selection(&reason);
+                (before, false)
+            }
+        }
+    }
+
+    fn riding_route(&self, queries: usize) -> Route {
+        let problem = with_queries(self.problem, queries);
+        ops::attend_and_select_route(&problem, self.group_size(), self.config.kernels)
+    }
+
+    /// The order of `rows`.
+    fn group(&self, rows: Tensor<4>, cache: &mut MetaCache) -> Tensor<3, Int> {
         let options = GroupOptions {
             group_size: self.group_size(),
             power_iterations: self.config.power_iterations,
             seed: self.config.seed,
             workspace_bytes: self.config.workspace_bytes,
         };
-        let order = self.stage(Stage::Group, grouped, cache, |route| ops::group_queries(route, rows.clone(), options));
+        self.stage(Stage::Group, rows.dims()[2], cache, |route| ops::group_queries(route, rows, options))
+    }
 
-        let options = SelectOptions {
+    fn select_options(&self) -> SelectOptions {
+        SelectOptions {
             group_size: self.group_size(),
             keys: self.budget.keys,
             sink_prefix: self.config.sink.prefix,
             sink_suffix: self.config.sink.suffix,
             scale: self.scale,
             workspace_bytes: self.config.workspace_bytes,
-        };
-        let indices = self.stage(Stage::Select, grouped, cache, |route| {
-            ops::select_keys(route, rows.clone(), key.clone(), lse, order.clone(), options)
-        });
-        let groups = (order.clone(), indices.clone());
-        let residual = self.sparse(rows, key, value, groups, Epilogue::ResidualOf(dense), cache);
-        (order, indices, residual)
+        }
+    }
+
+    /// The keys of each group by the log-sum-exps `lse`.
+    fn select(
+        &self,
+        rows: Tensor<4>,
+        key: Tensor<4>,
+        lse: Tensor<3>,
+        order: Tensor<3, Int>,
+        cache: &mut MetaCache,
+    ) -> Tensor<4, Int> {
+        let options = self.select_options();
+        self.stage(Stage::Select, rows.dims()[2], cache, |route| {
+            ops::select_keys(route, rows, key, lse, order, options)
+        })
+    }
+
+    /// Dense output and log-sum-exps, and the keys of each group by the log-sum-exps `before`, in one pass.
+    fn dense_and_select(
+        &self,
+        [rows, key, value]: [Tensor<4>; 3],
+        order: Tensor<3, Int>,
+        before: Tensor<3>,
+        cache: &mut MetaCache,
+    ) -> (Tensor<4>, Tensor<3>, Tensor<4, Int>) {
+        let (queries, options) = (rows.dims()[2], self.select_options());
+        self.stage_by(Stage::DenseSelect, self.riding_route(queries), queries, cache, |route| {
+            ops::attend_and_select(route, rows, key, value, order, before, options)
+        })
     }
 
     /// Bytes that a slot's key lists and residual take beside their stored forms when they are whole, of all heads.
@@ -267,11 +358,23 @@ impl<'a> Run<'a> {
             drift.note(slot.key(), Tensor::cat(watched, 1));
         }
         let output = joined(outputs, |outputs| cat_tokens_first(outputs, 1));
+        self.with_sinks(output, query, key, value, cache)
+    }
+
+    /// The output of the grouped rows between that of the sink rows, which attend densely.
+    fn with_sinks(
+        &self,
+        output: Tensor<4>,
+        query: Tensor<4>,
+        key: Tensor<4>,
+        value: Tensor<4>,
+        cache: &mut MetaCache,
+    ) -> Tensor<4> {
         let (sink, tokens) = (self.config.sink, self.problem.queries);
         if sink.is_empty() {
             return output;
         }
-        let mut dense_rows = |range: std::ops::Range<usize>| {
+        let mut dense_rows = |range: Range<usize>| {
             let rows = query.clone().slice_dim(2, range);
             self.dense(rows, key.clone(), value.clone(), cache).0
         };
@@ -357,8 +460,20 @@ impl<'a> Run<'a> {
 
     /// Runs a stage by the route of its problem and notes both in the report.
     fn stage<T>(&self, stage: Stage, queries: usize, cache: &mut MetaCache, run: impl FnOnce(&Route) -> T) -> T {
+        let route = ops::route(stage, &with_queries(self.problem, queries), self.config.kernels);
+        self.stage_by(stage, route, queries, cache, run)
+    }
+
+    /// [`Run::stage`] by a route that is known.
+    fn stage_by<T>(
+        &self,
+        stage: Stage,
+        route: Route,
+        queries: usize,
+        cache: &mut MetaCache,
+        run: impl FnOnce(&Route) -> T,
+    ) -> T {
         let problem = with_queries(self.problem, queries);
-        let route = ops::route(stage, &problem, self.config.kernels);
         let workspace_limit = self.config.workspace_bytes;
         let workspace_bytes = ops::workspace(stage, &route, &problem, self.group_size(), workspace_limit);
         let started = cache.is_timed().then(|| self.synced_now());

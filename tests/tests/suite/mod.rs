@@ -31,6 +31,7 @@ mod placement;
 mod readme;
 mod real_attention;
 mod repeat;
+mod riding;
 mod selection;
 mod stages;
 mod tail;

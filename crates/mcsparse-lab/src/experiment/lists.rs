@@ -1,6 +1,6 @@
 //! The arms of each experiment.
 
-use mcsparse::{Anchors, McSparseConfig, ResidualGain, Schedule as Steps, Tail};
+use mcsparse::{Anchors, McSparseConfig, ResidualGain, Schedule as Steps, Selection, Tail};
 
 use super::{
     arms::{Arm, Method},
@@ -205,6 +205,10 @@ pub fn improve(settings: &Settings, law: Option<Vec<Vec<f64>>>) -> Vec<Arm> {
     arms.push(at(plain("third-anchor", "three anchors"), warm_up, three));
     let label = "second anchor, tail by block means, and residual";
     arms.push(at(ours("second-anchor-means", label, with_means(block), settings), warm_up, two.clone()));
+    let riding = || full.clone().with_selection(Selection::Riding);
+    arms.push(ours("riding", "keys by the log-sum-exps of the step before", riding(), settings));
+    let label = "second anchor, keys by the log-sum-exps of the dense pass before";
+    arms.push(at(ours("second-anchor-riding", label, riding(), settings), warm_up, two.clone()));
     let keep = Recipe { refresh: Refresh::FirstAnchor, ..base.clone().plus_residual() };
     arms.push(at(
         of("second-residual", "second anchor refreshes the residual alone", keep, settings),

@@ -2,6 +2,7 @@
 
 mod clock;
 mod drift;
+mod earlier;
 mod file;
 mod host;
 mod placement;
@@ -20,6 +21,7 @@ pub(crate) use stored::{KeyLists, Residual};
 use crate::{Branch, Error, McSparseConfig, Plan, RunReport, Schedule, StepKind, report::DriftRecord};
 use clock::Clock;
 pub(crate) use drift::Drift;
+use earlier::Earlier;
 use host::HostSlot;
 use placement::HostStore;
 
@@ -32,6 +34,7 @@ use placement::HostStore;
 pub struct MetaCache {
     slots: Vec<Slot>,
     drift: Drift,
+    earlier: Earlier,
     #[module(skip)]
     clock: Clock,
     #[module(skip)]
@@ -73,6 +76,7 @@ impl MetaCache {
         Ok(Self {
             slots: Vec::new(),
             drift: Drift::default(),
+            earlier: Earlier::default(),
             clock,
             schedule,
             report: RunReport::default(),
@@ -157,6 +161,7 @@ impl MetaCache {
     pub fn clear(&mut self) {
         self.slots.clear();
         self.drift = Drift::default();
+        self.earlier = Earlier::default();
         self.host.clear();
         self.sequence.clear();
         self.clock.rewind();
@@ -178,9 +183,11 @@ impl MetaCache {
         &self.slots
     }
 
-    /// Bytes that the cached tensors take, on the device and in host memory, and those that watch the drift.
+    /// Bytes that the cached tensors take, on the device and in host memory, those that watch the drift, and log-sum-exps that wait for
+    /// an anchor.
     pub fn size_in_bytes(&self) -> usize {
         self.drift.size_in_bytes()
+            + self.earlier.size_in_bytes()
             + self.device_bytes()
             + self.host.slots().iter().map(|slot| slot.size_in_bytes()).sum::<usize>()
     }
@@ -213,6 +220,21 @@ impl MetaCache {
     /// What watches the drift, if the schedule asks for it.
     pub(crate) fn drift_mut(&mut self) -> Option<&mut Drift> {
         self.schedule.drift_bound.map(|_| &mut self.drift)
+    }
+
+    /// Log-sum-exps of the slots' last dense passes.
+    pub(crate) fn earlier_mut(&mut self) -> &mut Earlier {
+        &mut self.earlier
+    }
+
+    /// Whether the next dense pass after that of `step` is an anchor, as far as is known.
+    pub(crate) fn anchor_follows(&self, step: usize) -> bool {
+        let plan = self.clock.plan();
+        let next = (step + 1..plan.steps()).find(|&later| plan.kind(later) != Some(StepKind::Reuse));
+        match next {
+            Some(next) => plan.kind(next) == Some(StepKind::Anchor),
+            None => self.schedule.drift_bound.is_some(),
+        }
     }
 
     pub(crate) fn report_mut(&mut self) -> &mut RunReport {
