@@ -17,6 +17,7 @@ use crate::{
 /// Groups, selections and caches belong to single heads, so that devices need nothing of each other: each gets its heads'
 /// queries, keys and values, keeps its part of the cache, and gives its part of the output back. One thread drives each
 /// device. The model and everything around attention stay on the device that the tensors come from, which may be one of them.
+/// Between CUDA devices of one host Burn copies through NCCL where its library is found, through host memory elsewhere.
 ///
 /// Query heads that share a key and value head stay together. Where key/value heads do not share out evenly, the first devices
 /// get one more.
@@ -36,8 +37,10 @@ struct Shard {
 enum Order {
     Step(usize),
     Branch(Branch),
+    /// Query, key and value of the next call; the answer comes once they are there.
+    Bring([Tensor<4>; 3]),
     /// A call of a layer, and the device that its output goes to.
-    Attend(usize, [Tensor<4>; 3], Device),
+    Attend(usize, Device),
     Report,
 }
 
@@ -93,12 +96,17 @@ impl Shard {
         let (sent, answers) = channel();
         let here = device.clone();
         thread::spawn(move || {
+            let mut brought = None;
             for order in received {
                 let answer = match order {
                     Order::Step(step) => run.begin_step(step).map(|()| Answer::Done),
                     Order::Branch(branch) => run.begin_branch(&branch).map(|()| Answer::Done),
-                    Order::Attend(layer, qkv, home) => {
-                        let [q, k, v] = qkv.map(|tensor| tensor.to_device(&here));
+                    Order::Bring(qkv) => {
+                        brought = Some(bring(qkv, &here));
+                        Ok(Answer::Done)
+                    }
+                    Order::Attend(layer, home) => {
+                        let [q, k, v] = brought.take().expect("inputs are brought before every call");
                         run.attend(layer, q, k, v).map(|output| Answer::Output(output.to_device(&home)))
                     }
                     Order::Report => Ok(Answer::Report(Box::new(run.report().clone()))),
@@ -120,6 +128,18 @@ impl Shard {
     }
 }
 
+/// The tensors on `device`, and there before this returns: attention that began before, on the device where they come from, would
+/// keep every multiprocessor, and the copies would wait for its end.
+fn bring(tensors: [Tensor<4>; 3], device: &Device) -> [Tensor<4>; 3] {
+    if tensors[0].device() == *device {
+        return tensors;
+    }
+    let brought = tensors.map(|tensor| tensor.to_device(device));
+    // A device that failed says so where its output is read.
+    let _ = device.sync();
+    brought
+}
+
 /// The key/value heads of each of `shards` shards.
 fn share_out(kv_heads: usize, shards: usize) -> Vec<Range<usize>> {
     let start = |i: usize| i * (kv_heads / shards) + i.min(kv_heads % shards);
@@ -134,12 +154,13 @@ impl SelfAttention for HeadParallel {
             return Err(Error::config("devices", format!("at most the {kv_heads} key/value heads"), shards));
         }
         let ranges = share_out(kv_heads, shards);
-        let answers = self.ask(|i| {
+        self.ask(|i| {
             let Range { start, end } = ranges[i];
             let query = query.clone().slice_dim(1, start * shared..end * shared);
             let [key, value] = [&key, &value].map(|tensor| tensor.clone().slice_dim(1, start..end));
-            Order::Attend(layer, [query, key, value], problem.device.clone())
+            Order::Bring([query, key, value])
         })?;
+        let answers = self.ask(|_| Order::Attend(layer, problem.device.clone()))?;
         let outputs = answers.into_iter().filter_map(|answer| match answer {
             Answer::Output(output) => Some(output),
             Answer::Done | Answer::Report(_) => None,
