@@ -107,7 +107,7 @@ impl Shard {
                     }
                     Order::Attend(layer, home) => {
                         let [q, k, v] = brought.take().expect("inputs are brought before every call");
-                        run.attend(layer, q, k, v).map(|output| Answer::Output(output.to_device(&home)))
+                        run.attend(layer, q, k, v).map(|output| Answer::Output(take_home(output, &home)))
                     }
                     Order::Report => Ok(Answer::Report(Box::new(run.report().clone()))),
                 };
@@ -138,6 +138,16 @@ fn bring(tensors: [Tensor<4>; 3], device: &Device) -> [Tensor<4>; 3] {
     // A device that failed says so where its output is read.
     let _ = device.sync();
     brought
+}
+
+/// An output on `device`. It is finished before the copy begins, which would wait for it on multiprocessors of `device` and keep
+/// them from the attention there.
+fn take_home(output: Tensor<4>, device: &Device) -> Tensor<4> {
+    let here = output.device();
+    if here != *device {
+        let _ = here.sync();
+    }
+    output.to_device(device)
 }
 
 /// The key/value heads of each of `shards` shards.
