@@ -140,13 +140,10 @@ fn bring(tensors: [Tensor<4>; 3], device: &Device) -> [Tensor<4>; 3] {
     brought
 }
 
-/// An output on `device`. It is finished before the copy begins, which would wait for it on multiprocessors of `device` and keep
-/// them from the attention there.
+/// An output on `device`, finished. With fusion it would begin no earlier than somebody asks for it, one device after another; and a
+/// copy that begins before its end would wait for it on multiprocessors of `device`, and keep them from the attention there.
 fn take_home(output: Tensor<4>, device: &Device) -> Tensor<4> {
-    let here = output.device();
-    if here != *device {
-        let _ = here.sync();
-    }
+    let _ = output.device().sync();
     output.to_device(device)
 }
 
