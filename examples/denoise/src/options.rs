@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
-use mcsparse::{IndexFormat, ResidualFormat};
+use mcsparse::{IndexFormat, ResidualFormat, Selection};
 use mcsparse_dit::pretrained;
 use serde::Serialize;
 
@@ -87,6 +87,26 @@ impl ResidualForm {
             Self::Input => ResidualFormat::Input,
             Self::Fp8 => ResidualFormat::Fp8,
             Self::Int8 => ResidualFormat::Int8,
+        }
+    }
+}
+
+/// By which log-sum-exps anchors select keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SelectBy {
+    /// Their own, in a second pass over the scores.
+    Exact,
+    /// Those of the dense pass before, in the anchor's own pass where there is a kernel for it.
+    Riding,
+}
+
+impl SelectBy {
+    /// As the library names it.
+    pub fn selection(self) -> Selection {
+        match self {
+            Self::Exact => Selection::Exact,
+            Self::Riding => Selection::Riding,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::tensor::{Device, Tensor};
 use denoise::Error;
 use indicatif::ProgressBar;
-use mcsparse::{HeadParallel, McSparse, MetaCache, Schedule, SelfAttention};
+use mcsparse::{Anchors, HeadParallel, McSparse, MetaCache, Schedule, Selection, SelfAttention};
 
 use crate::block::Block;
 use crate::clock::{Time, time, wait};
@@ -144,20 +144,23 @@ impl Bench<'_> {
         Ok(reports)
     }
 
-    /// The stages of one anchor and one reuse step with the kernels that ran, and the cache after them. The device is waited
-    /// for around each stage.
+    /// The stages of one anchor and one reuse step with the kernels that ran, and the cache after them; of two anchors if the second
+    /// selects by the first. The device is waited for around each stage.
     ///
     /// # Errors
     ///
     /// What MC-Sparse refuses.
     pub fn stages(&self) -> Result<(Vec<StageReport>, MetaCache), Error> {
         self.bar.set_message("stages");
-        let config = self.settings.config.clone().with_schedule(Schedule::warm_up(0)).with_dense_layers(Vec::new());
+        let anchors = if self.settings.config.selection == Selection::Riding { vec![0, 1] } else { vec![0] };
+        let steps = anchors.len() + 1;
+        let schedule = Schedule::warm_up(0).with_anchors(Anchors::At(anchors));
+        let config = self.settings.config.clone().with_schedule(schedule).with_dense_layers(Vec::new());
         let [q, k, v] = self.block.qkv(self.x.clone());
         wait(self.device)?;
-        let cache = MetaCache::new(&config, 2)?.with_stage_times(true);
+        let cache = MetaCache::new(&config, steps)?.with_stage_times(true);
         let mut run = McSparse::with_cache(&config, cache)?;
-        for step in 0..2 {
+        for step in 0..steps {
             run.begin_step(step)?;
             run.attend(LAYER, q.clone(), k.clone(), v.clone())?;
         }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
 use denoise::device::{DType, DeviceName};
-use denoise::options::{KeyForm, List, ResidualForm};
+use denoise::options::{KeyForm, List, ResidualForm, SelectBy};
 use mcsparse::Placement;
 use serde::Serialize;
 
@@ -124,6 +124,10 @@ pub struct Options {
     /// How residuals are cached
     #[arg(long, value_enum, default_value_t = ResidualForm::Input)]
     pub residual_form: ResidualForm,
+
+    /// By which log-sum-exps anchors select keys
+    #[arg(long, value_enum, default_value_t = SelectBy::Exact)]
+    pub selection: SelectBy,
 
     /// Bytes that temporary tensors of a stage may take: cached forms are decoded for as many heads at a time as they hold
     #[arg(long, value_name = "BYTES", default_value_t = 512 << 20)]

@@ -65,6 +65,7 @@ impl Settings {
             .with_dense_layers(options.dense_layers.0.clone())
             .with_index_format(options.key_form.format())
             .with_residual_format(options.residual_form.format())
+            .with_selection(options.selection.selection())
             .with_workspace_bytes(options.workspace_bytes);
         config.validate().map_err(named)?;
         let plan = config.schedule.plan(shape.steps).map_err(named)?;

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 use denoise::Error;
-use mcsparse::{DenseAttention, McSparse, McSparseConfig, Schedule, SelfAttention};
+use mcsparse::{Anchors, DenseAttention, McSparse, McSparseConfig, Schedule, Selection, SelfAttention};
 use serde::Serialize;
 
 use crate::settings::Settings;
@@ -11,6 +11,8 @@ use crate::settings::Settings;
 pub const LAYER: usize = 1;
 /// More calls than anyone times.
 pub const CALLS: usize = 100_000;
+/// Anchors of a run in which every one selects by the one before.
+const ANCHORS: usize = 1000;
 
 /// One kind of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -41,10 +43,18 @@ impl Kind {
     }
 }
 
-/// The settings of a run whose first call of [`LAYER`] is an anchor and all others reuse it, or all are dense.
+/// The settings of a run whose first call of [`LAYER`] is an anchor and all others reuse it, or all are dense, or anchors that select
+/// by the one before.
 pub fn config(kind: Kind, settings: &Settings) -> McSparseConfig {
     let dense_layers = if kind == Kind::Dense { vec![LAYER] } else { Vec::new() };
-    settings.config.clone().with_schedule(Schedule::warm_up(0)).with_dense_layers(dense_layers)
+    let anchors = if chained(kind, &settings.config) { (0..ANCHORS).collect() } else { vec![0] };
+    let schedule = Schedule::warm_up(0).with_anchors(Anchors::At(anchors));
+    settings.config.clone().with_schedule(schedule).with_dense_layers(dense_layers)
+}
+
+/// Whether calls are anchors that need one before.
+fn chained(kind: Kind, config: &McSparseConfig) -> bool {
+    kind == Kind::Anchor && config.selection == Selection::Riding
 }
 
 /// Calls of one kind.
@@ -67,7 +77,7 @@ impl Calls {
         }
         let config = config(kind, settings);
         let mut calls = Self::Ours(kind, Box::new(config.clone()), Box::new(McSparse::new(&config, CALLS)?), 0);
-        if kind == Kind::Reuse {
+        if kind == Kind::Reuse || chained(kind, &config) {
             let [q, k, v] = qkv.clone();
             calls.attention()?.attend(LAYER, q, k, v)?;
         }
@@ -83,7 +93,8 @@ impl Calls {
         match self {
             Self::Burn(attention) => Ok(attention),
             Self::Ours(kind, config, run, step) => {
-                if *kind == Kind::Anchor {
+                // An anchor that needs none before is the first call of a run.
+                if *kind == Kind::Anchor && (!chained(*kind, config) || *step == ANCHORS) {
                     **run = McSparse::new(config, CALLS)?;
                     *step = 0;
                 }
