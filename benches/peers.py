@@ -44,7 +44,7 @@ def our_rows():
     for line in done.stdout.splitlines():
         cells = [cell.strip() for cell in line.strip("│").split("┆")]
         if len(cells) == 8 and cells[0] != "stage":
-            share = {"dense": 1.0, "sparse + residual": kept / TOKENS}.get(cells[0])
+            share = {"dense": 1.0, "dense with selection": 1.0, "sparse + residual": kept / TOKENS}.get(cells[0])
             yield f"{cells[0]}: {cells[1]}", float(cells[2]), float(cells[3]), share
 
 

@@ -87,6 +87,13 @@ pub fn summary(rows: &[Row], ceilings: &Ceilings, settings: &Settings) -> String
                 sparse / dense
             ));
         }
+        if let (Some(both), Some(select)) = (of(Work::DenseSelect), of(Work::Select)) {
+            lines.push(format!(
+                "selection that rides in dense attention adds {:.2} of its time instead of {:.2}",
+                both / dense - 1.0,
+                select / dense
+            ));
+        }
     }
     lines.join("\n")
 }
