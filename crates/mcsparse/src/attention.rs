@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use burn::{module::Module, tensor::Tensor};
 
 use crate::{
-    Anchors, Error, McSparseConfig, MetaCache, Schedule, Selection, StepKind,
+    Anchors, Error, McSparseConfig, MetaCache, Refresh, Schedule, Selection, StepKind,
     check::{Problem, not_finite},
     stages::Run,
 };
@@ -51,10 +51,12 @@ impl McSparseAttention {
     /// If the device fails.
     pub fn warm_up(&self, query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Result<Duration, Error> {
         let (device, started) = (query.device(), Instant::now());
-        // An anchor, another one that may select by the log-sum-exps of the first, and a step that reuses it.
-        let anchors = if self.config.selection == Selection::Riding { vec![0, 1] } else { vec![0] };
+        // An anchor, another one where it may select by the first or renew the residual alone, and a step that reuses it.
+        let refresh = self.config.schedule.refresh;
+        let one = self.config.selection == Selection::Exact && refresh == Refresh::All;
+        let anchors = if one { vec![0] } else { vec![0, 1] };
         let steps = anchors.len() + 1;
-        let schedule = Schedule::warm_up(0).with_anchors(Anchors::At(anchors));
+        let schedule = Schedule::warm_up(0).with_anchors(Anchors::At(anchors)).with_refresh(refresh);
         let config = McSparseConfig { schedule, dense_layers: Default::default(), ..self.config.clone() };
         let mut cache = MetaCache::new(&config, steps)?;
         for step in 0..steps {
@@ -119,18 +121,25 @@ pub(crate) fn forward(
     let reused = match kind {
         StepKind::Reuse => Some(cache.reused_slot(&call, &run.slot_shape(), &problem)?),
         StepKind::Anchor => {
-            cache.check_room(&call, &run.slot_shape(), run.formats())?;
-            None
+            let slope = config.residual_forecast.is_some();
+            cache.check_room(&call, &run.slot_shape(), run.formats(), slope)?;
+            match config.schedule.refresh {
+                Refresh::All => None,
+                Refresh::Residual => cache.kept_slot(&call, &run.slot_shape(), &problem)?,
+            }
         }
         StepKind::Dense => None,
     };
-    let mut rides = false;
+    let mut scores_again = true;
     let output = match (kind, reused) {
         (StepKind::Reuse, Some(slot)) => run.reuse(query, key, value, (slot, call.step), cache),
-        (StepKind::Anchor, _) => {
-            let anchor = run.anchor(query, key, value, &call, cache);
+        (StepKind::Anchor, kept) => {
+            let anchor = match kept {
+                Some(slot) => run.renew(query, key, value, (slot, &call), cache),
+                None => run.anchor(query, key, value, &call, cache),
+            };
             cache.store(anchor.slot);
-            rides = anchor.rides;
+            scores_again = anchor.scores_again;
             anchor.output
         }
         _ => {
@@ -145,8 +154,8 @@ pub(crate) fn forward(
     let dense_pairs = (problem.batch * problem.heads) as f64 * (problem.queries as f64).powi(2);
     let share = match kind {
         StepKind::Dense => 1.0,
-        StepKind::Anchor if rides => budget.riding_anchor_density(),
-        StepKind::Anchor => budget.anchor_density(),
+        StepKind::Anchor if scores_again => budget.anchor_density(),
+        StepKind::Anchor => budget.riding_anchor_density(),
         StepKind::Reuse => budget.reuse_density(),
     };
     cache.report_mut().add_pairs(share * dense_pairs, dense_pairs);

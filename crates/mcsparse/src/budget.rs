@@ -103,6 +103,11 @@ impl Budget {
         1.0 + rows * (self.keys + self.means) as f64 / (n * n)
     }
 
+    /// The same of an anchor that renews the residual alone, see [`crate::Refresh::Residual`]: dense and sparse attention.
+    pub fn residual_anchor_density(&self) -> f64 {
+        self.riding_anchor_density()
+    }
+
     /// Kept keys as a share of all keys, sinks included.
     pub fn key_density(&self) -> f64 {
         self.keys as f64 / self.tokens as f64

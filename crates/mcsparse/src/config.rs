@@ -3,8 +3,8 @@
 use burn::config::Config;
 
 use crate::{
-    Anchors, Error, IndexFormat, KeyBudget, McSparseAttention, Plan, ResidualFormat, ResidualGain, Schedule, Selection,
-    SinkTokens, Tail,
+    Anchors, Error, IndexFormat, KeyBudget, McSparseAttention, Plan, Refresh, ResidualFormat, ResidualGain, Schedule,
+    Selection, SinkTokens, Tail,
     budget::{Budget, check_density},
     ops::Kernels,
 };
@@ -58,6 +58,12 @@ pub struct McSparseConfig {
     /// What stands in for the keys that a group does not keep; nothing unless set.
     #[config(default = "Tail::Dropped")]
     pub tail: Tail,
+    /// Extrapolates residuals along a line: a reuse step adds `residual + damping * age * slope`, with the change of the residual a
+    /// step between its last two renewals. `None` unless set, and the number is the damping; 0.5 and 1 are good choices
+    /// (docs/findings.md). The schedule must renew the residual alone ([`crate::Refresh::Residual`]), since residuals of other keys do not lie on
+    /// a line. Slopes are cached in the form of the residual, from the second anchor on, and not saved in files.
+    #[config(default = "None")]
+    pub residual_forecast: Option<f64>,
     /// By which log-sum-exps keys are selected; those of the anchor itself unless set.
     #[config(default = "Selection::Exact")]
     pub selection: Selection,
@@ -112,6 +118,19 @@ impl McSparseConfig {
                 "the same at every age where slots are loaded, whose anchors are not known",
                 format!("{:?}", self.residual_gain),
             ));
+        }
+        match self.residual_forecast {
+            Some(damping) if !(damping > 0.0 && (damping as f32).is_finite()) => {
+                return Err(Error::config("residual_forecast", "a damping above 0", damping));
+            }
+            Some(damping) if self.schedule.refresh != Refresh::Residual => {
+                return Err(Error::config(
+                    "residual_forecast",
+                    "none unless anchors renew the residual alone (Refresh::Residual)",
+                    damping,
+                ));
+            }
+            _ => {}
         }
         match self.scale {
             Some(scale) if !(scale as f32).is_finite() => {
@@ -193,6 +212,12 @@ impl McSparseConfig {
         if table.is_some() {
             parts.push("residual times a table by layer and age".into());
         }
+        if self.schedule.refresh == Refresh::Residual {
+            parts.push("later anchors renew the residual alone".into());
+        }
+        if let Some(damping) = self.residual_forecast {
+            parts.push(format!("residuals extrapolated along a line times {damping}"));
+        }
         if self.selection == Selection::Riding {
             parts.push("keys by the log-sum-exps of an earlier step".into());
         }
@@ -217,7 +242,8 @@ mod tests {
         let config = config.with_index_format(Some(IndexFormat::Bitmap)).with_residual_format(ResidualFormat::Fp8);
         let config = config.with_residual_gain(ResidualGain::by_layer_and_age(vec![vec![1.0, 0.9]]));
         let config = config.with_tail(Tail::BlockMeans { block: 64 }).with_selection(Selection::Riding);
-        let config = config.with_schedule(Schedule::warm_up(2).with_drift_bound(0.3));
+        let schedule = Schedule::warm_up(2).with_drift_bound(0.3).with_refresh(Refresh::Residual);
+        let config = config.with_schedule(schedule).with_residual_forecast(Some(0.5));
         let json = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<McSparseConfig>(&json).unwrap(), config);
     }
@@ -236,6 +262,16 @@ mod tests {
         assert!(
             message(config().with_tail(Tail::BlockMeans { block: 0 })).starts_with("tail.block: expected at least 1")
         );
+        assert!(
+            message(config().with_residual_forecast(Some(0.5)))
+                .starts_with("residual_forecast: expected none unless anchors")
+        );
+        let renewing = || config().with_schedule(Schedule::default().with_refresh(Refresh::Residual));
+        assert!(renewing().with_residual_forecast(Some(0.5)).init(0).is_ok());
+        for damping in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let message = message(renewing().with_residual_forecast(Some(damping)));
+            assert!(message.starts_with("residual_forecast: expected a damping above 0, got"), "{message}");
+        }
         let loaded = config().with_schedule(Schedule::warm_up(1).with_anchors(Anchors::Loaded));
         assert!(loaded.clone().with_residual_gain(ResidualGain::constant(0.9)).init(0).is_ok());
         assert!(

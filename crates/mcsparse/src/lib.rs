@@ -74,7 +74,7 @@ pub use index_format::IndexFormat;
 pub use report::{CallRecord, DriftRecord, RunReport, SlotRecord, StageRecord};
 pub use residual_format::ResidualFormat;
 pub use residual_gain::ResidualGain;
-pub use schedule::{Anchors, Plan, Schedule, StepKind, WarmUp};
+pub use schedule::{Anchors, Plan, Refresh, Schedule, StepKind, WarmUp};
 pub use selection::Selection;
 pub use self_attention::{DenseAttention, SelfAttention, TokenLayout};
 pub use session::McSparse;

@@ -61,6 +61,8 @@ pub struct RunReport {
     /// The smallest and largest factor that was on a residual.
     gains: Option<(f32, f32)>,
     tail_block: usize,
+    /// Calls whose residual was extrapolated.
+    extrapolated: usize,
     /// Why column sums did not ride, where they were asked to, and how often.
     separate: BTreeMap<String, usize>,
 }
@@ -137,6 +139,15 @@ impl RunReport {
     pub(crate) fn note_gain(&mut self, gain: f32) {
         let (least, most) = self.gains.unwrap_or((gain, gain));
         self.gains = Some((least.min(gain), most.max(gain)));
+    }
+
+    /// Reuse calls whose residual was extrapolated, see [`crate::McSparseConfig::residual_forecast`].
+    pub fn extrapolated_residuals(&self) -> usize {
+        self.extrapolated
+    }
+
+    pub(crate) fn note_extrapolation(&mut self, extrapolated: bool) {
+        self.extrapolated += usize::from(extrapolated);
     }
 
     /// Keys in the blocks whose means stood in for the keys that are not kept; 0 if none did.
@@ -239,6 +250,9 @@ impl fmt::Display for RunReport {
         match self.gains {
             Some((least, most)) if (least, most) != (1.0, 1.0) => writeln!(f, "  residuals times {least} to {most}")?,
             _ => {}
+        }
+        if self.extrapolated > 0 {
+            writeln!(f, "  residuals extrapolated in {} calls", self.extrapolated)?;
         }
         if !self.drift.is_empty() {
             let refreshed = self.drift.iter().filter(|look| look.refreshed);

@@ -40,6 +40,18 @@ pub enum Anchors {
     Loaded,
 }
 
+/// What anchors renew.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refresh {
+    /// Groups, key lists and residual, at every anchor: the published form.
+    #[default]
+    All,
+    /// All of it at the first anchor of a layer and branch, and the residual alone at those after it: they save grouping and
+    /// selection, and cost a dense attention and a sparse one. docs/findings.md has what that is worth. Anchors that follow a
+    /// drift bound are of this kind too.
+    Residual,
+}
+
 /// The recipe for a run of any number of steps; [`Schedule::plan`] turns it into the kinds of one run.
 ///
 /// A step is one evaluation of the model: a sampler that evaluates twice a step counts two.
@@ -53,12 +65,15 @@ pub struct Schedule {
     /// [`Schedule::with_drift_bound`].
     #[serde(default)]
     pub drift_bound: Option<f64>,
+    /// What refreshes renew.
+    #[serde(default)]
+    pub refresh: Refresh,
 }
 
 impl Default for Schedule {
     /// A fifth of the steps dense, the last of them the only anchor: the published form.
     fn default() -> Self {
-        Self { warm_up: WarmUp::Fraction(0.2), anchors: Anchors::EndOfWarmUp, drift_bound: None }
+        Self { warm_up: WarmUp::Fraction(0.2), anchors: Anchors::EndOfWarmUp, drift_bound: None, refresh: Refresh::All }
     }
 }
 
@@ -71,6 +86,12 @@ impl Schedule {
     /// Replaces the refreshes.
     pub fn with_anchors(mut self, anchors: Anchors) -> Self {
         self.anchors = anchors;
+        self
+    }
+
+    /// Says what anchors renew.
+    pub fn with_refresh(mut self, refresh: Refresh) -> Self {
+        self.refresh = refresh;
         self
     }
 
@@ -94,7 +115,8 @@ impl Schedule {
     ///
     /// [`Error::InvalidConfig`] if the run has no steps, no step is left to reuse the cache (a run that would be dense
     /// without saying so), an anchor lies outside the run, a step would reuse the cache before any anchor, or the drift bound
-    /// is no number above 0 or stands beside [`Anchors::Loaded`], whose slots no output of this run belongs to.
+    /// is no number above 0; or if it or [`Refresh::Residual`] stands beside [`Anchors::Loaded`], whose slots no output of this run
+    /// belongs to and no anchor renews.
     pub fn plan(&self, steps: usize) -> Result<Plan, Error> {
         if !(1..=MAX_STEPS).contains(&steps) {
             return Err(Error::config("steps", format!("1 to {MAX_STEPS}"), steps));
@@ -120,6 +142,9 @@ impl Schedule {
             }
             _ => {}
         }
+        if self.refresh == Refresh::Residual && self.anchors == Anchors::Loaded {
+            return Err(Error::config("refresh", "All where slots are loaded", "Residual"));
+        }
         let first = warm_up.saturating_sub(1);
         let anchors = match &self.anchors {
             Anchors::EndOfWarmUp => vec![first],
@@ -141,8 +166,8 @@ impl Schedule {
         let first_anchor = kinds.iter().position(|&k| k == StepKind::Anchor);
         let first_reuse = kinds.iter().position(|&k| k == StepKind::Reuse);
         match (first_anchor, first_reuse) {
-            (Some(anchor), Some(reuse)) if anchor < reuse => Ok(Plan { kinds }),
-            (None, Some(_)) if self.anchors == Anchors::Loaded => Ok(Plan { kinds }),
+            (Some(anchor), Some(reuse)) if anchor < reuse => Ok(Plan { kinds, refresh: self.refresh }),
+            (None, Some(_)) if self.anchors == Anchors::Loaded => Ok(Plan { kinds, refresh: self.refresh }),
             (_, None) => Err(Error::config("anchors", "at least one step that is no anchor after warm-up", "none")),
             (anchor, Some(reuse)) => Err(Error::config(
                 "anchors",
@@ -157,6 +182,7 @@ impl Schedule {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     kinds: Vec<StepKind>,
+    refresh: Refresh,
 }
 
 impl Plan {
@@ -181,32 +207,42 @@ impl Plan {
     }
 
     /// Attention work of the whole run as a share of a dense run, for layers that follow this plan with `budget`: a dense
-    /// step counts 1, an anchor [`Budget::anchor_density`], a reuse step [`Budget::reuse_density`].
+    /// step counts 1, an anchor [`Budget::anchor_density`] or, if it renews the residual alone,
+    /// [`Budget::residual_anchor_density`], a reuse step [`Budget::reuse_density`].
     pub fn effective_density(&self, budget: &Budget) -> f64 {
-        let work = |kind: &StepKind| match kind {
+        let work = |step: usize| match self.kinds[step] {
             StepKind::Dense => 1.0,
+            StepKind::Anchor if self.renews_residual_alone(step) => budget.residual_anchor_density(),
             StepKind::Anchor => budget.anchor_density(),
             StepKind::Reuse => budget.reuse_density(),
         };
-        self.kinds.iter().map(work).sum::<f64>() / self.steps() as f64
+        (0..self.steps()).map(work).sum::<f64>() / self.steps() as f64
+    }
+
+    /// Whether the anchor `step` finds groups and key lists that it keeps, see [`Refresh::Residual`].
+    pub fn renews_residual_alone(&self, step: usize) -> bool {
+        let first = self.kinds.iter().position(|&kind| kind == StepKind::Anchor);
+        self.refresh == Refresh::Residual
+            && self.kind(step) == Some(StepKind::Anchor)
+            && first.is_some_and(|first| first < step)
     }
 }
 
 impl std::fmt::Display for Plan {
-    /// One letter a step (`d`ense, `A`nchor, `r`euse) and the counts.
+    /// One letter a step (`d`ense, `A`nchor, `a`nchor of the residual alone, `r`euse) and the counts.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let letters: String = self
-            .kinds
-            .iter()
-            .map(|k| match k {
-                StepKind::Dense => 'd',
-                StepKind::Anchor => 'A',
-                StepKind::Reuse => 'r',
-            })
-            .collect();
+        let letter = |step: usize| match self.kinds[step] {
+            StepKind::Dense => 'd',
+            StepKind::Anchor if self.renews_residual_alone(step) => 'a',
+            StepKind::Anchor => 'A',
+            StepKind::Reuse => 'r',
+        };
+        let letters: String = (0..self.steps()).map(letter).collect();
+        let alone = letters.matches('a').count();
+        let alone = if alone > 0 { format!(", {alone} of the residual alone") } else { String::new() };
         write!(
             f,
-            "{letters} ({} dense, {} anchor, {} reuse)",
+            "{letters} ({} dense, {} anchor{alone}, {} reuse)",
             self.count(StepKind::Dense),
             self.count(StepKind::Anchor),
             self.count(StepKind::Reuse)
@@ -247,6 +283,19 @@ mod tests {
         assert!(none.to_string().starts_with("Arr"));
         let loaded = Schedule::warm_up(1).with_anchors(Anchors::Loaded).plan(3).unwrap();
         assert!(loaded.to_string().starts_with("drr"));
+    }
+
+    #[test]
+    fn anchors_may_renew_the_residual_alone() {
+        let anchors = Anchors::At(vec![1, 3, 5]);
+        let plan = Schedule::warm_up(2).with_anchors(anchors).with_refresh(Refresh::Residual).plan(8).unwrap();
+        assert_eq!(plan.to_string(), "dArararr (1 dense, 3 anchor, 2 of the residual alone, 4 reuse)");
+        let budget = Budget { tokens: 100, sinks: 0, keys: 15, means: 0 };
+        let work = 1.0 + 1.65 + 2.0 * 1.15 + 4.0 * 0.15;
+        assert!((plan.effective_density(&budget) - work / 8.0).abs() < 1e-12);
+        let loaded = Schedule::warm_up(1).with_anchors(Anchors::Loaded).with_refresh(Refresh::Residual);
+        let message = loaded.plan(4).unwrap_err().to_string();
+        assert_eq!(message, "refresh: expected All where slots are loaded, got Residual");
     }
 
     #[test]

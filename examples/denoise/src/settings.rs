@@ -105,7 +105,7 @@ fn config(options: &Options, preset: &Preset) -> McSparseConfig {
     let drift_bound = options.drift_bound;
     config
         .with_group_size(options.group_size.unwrap_or(defaults.group_size))
-        .with_schedule(Schedule { warm_up, anchors, drift_bound })
+        .with_schedule(Schedule { warm_up, anchors, drift_bound, ..Schedule::default() })
         .with_dense_layers(options.dense_layers.0.clone())
         .with_index_format(options.key_form.format())
         .with_residual_format(options.residual_form.format())

@@ -30,6 +30,7 @@ mod misuse;
 mod placement;
 mod readme;
 mod real_attention;
+mod renew;
 mod repeat;
 mod riding;
 mod selection;

@@ -16,6 +16,9 @@ pub(super) struct Header {
     pub shape: SlotShape,
     pub index_format: IndexFormat,
     pub residual_format: ResidualFormat,
+    /// Whether there is a slope of the residual; files have none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub slope: bool,
 }
 
 /// One part of a slot: its name, dtype and shape.
@@ -28,6 +31,7 @@ impl Header {
             shape: slot.shape().clone(),
             index_format: slot.index_format(),
             residual_format: slot.residual_format(),
+            slope: slot.slope().is_some(),
         }
     }
 
@@ -52,11 +56,14 @@ impl Header {
         let words = self.index_format.words(shape.tokens, shape.kept_keys);
         let mut parts =
             vec![("order", DType::I32, vec![b, h, rows]), ("indices", DType::I32, vec![b, h, groups, words])];
-        match self.residual_format {
-            ResidualFormat::Input => parts.push(("residual", dtype, vec![b, h, rows, shape.head_dim])),
-            ResidualFormat::Fp8 | ResidualFormat::Int8 => {
-                parts.push(("codes", DType::I32, vec![b, h, rows, shape.head_dim.div_ceil(4)]));
-                parts.push(("largest", dtype, vec![b, h, rows]));
+        let names = [("residual", "codes", "largest"), ("slope", "slope_codes", "slope_largest")];
+        for (plain, codes, largest) in names.into_iter().take(1 + usize::from(self.slope)) {
+            match self.residual_format {
+                ResidualFormat::Input => parts.push((plain, dtype, vec![b, h, rows, shape.head_dim])),
+                ResidualFormat::Fp8 | ResidualFormat::Int8 => {
+                    parts.push((codes, DType::I32, vec![b, h, rows, shape.head_dim.div_ceil(4)]));
+                    parts.push((largest, dtype, vec![b, h, rows]));
+                }
             }
         }
         Ok(parts)
@@ -91,12 +98,20 @@ impl HostSlot {
     /// transaction reads at once. CUDA puts what it reads into pinned memory.
     pub fn of(slot: &Slot) -> Self {
         let read = Transaction::default().register(slot.order().clone()).register(slot.lists().words().clone());
-        let read = match slot.stored_residual() {
+        let residuals = std::iter::once(slot.stored_residual()).chain(slot.slope());
+        let read = residuals.fold(read, |read, residual| match residual {
             Residual::Plain(values) => read.register(values.clone()),
             Residual::Codes(codes) => read.register(codes.words.clone()).register(codes.largest.clone()),
-        };
+        });
         let parts = read.execute().into_iter().map(shared).collect();
         Self { header: Header::of(slot), step: slot.step(), parts }
+    }
+
+    /// Without the slope of the residual, as files have it.
+    pub fn without_slope(mut self) -> Self {
+        self.header.slope = false;
+        self.parts.truncate(self.header.parts().map_or(usize::MAX, |parts| parts.len()));
+        self
     }
 
     /// Bytes of all parts.
@@ -110,19 +125,20 @@ impl HostSlot {
     ///
     /// If the parts are not those of the header.
     pub fn to_device(&self, device: &Device) -> Slot {
-        let Header { key, shape, index_format, residual_format } = self.header.clone();
+        let Header { key, shape, index_format, residual_format, slope } = self.header.clone();
         let mut parts = self.parts.iter().cloned();
         let mut part = || parts.next().expect("as many parts as the header has");
         let order = ints(part(), device);
         let lists = KeyLists::from_data(part(), index_format, shape.tokens, shape.kept_keys, device);
-        let residual = match residual_format {
+        let mut residual = || match residual_format {
             ResidualFormat::Input => Residual::Plain(floats(part(), device)),
             format => {
                 let (words, largest) = (ints(part(), device), floats(part(), device));
                 Residual::Codes(Codes { words, largest, format, head_dim: shape.head_dim })
             }
         };
-        Slot::new(key, shape, self.step, order, lists, residual)
+        let (residual, slope) = (residual(), slope.then(residual));
+        Slot::new(key, shape, self.step, order, lists, residual).with_slope(slope)
     }
 }
 

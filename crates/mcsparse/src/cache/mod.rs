@@ -222,6 +222,11 @@ impl MetaCache {
         self.schedule.drift_bound.map(|_| &mut self.drift)
     }
 
+    /// Whether an anchor has filled the slot of `key`.
+    pub(crate) fn has_slot(&self, key: &SlotKey) -> bool {
+        self.sequence.contains(key)
+    }
+
     /// Log-sum-exps of the slots' last dense passes.
     pub(crate) fn earlier_mut(&mut self) -> &mut Earlier {
         &mut self.earlier
@@ -245,7 +250,7 @@ impl MetaCache {
         self.timed
     }
 
-    /// Writes all slots in their stored forms to a safetensors file with a version and a checksum. The file appears whole or
+    /// Writes all slots in their stored forms, but for slopes of residuals, to a safetensors file with a version and a checksum. The file appears whole or
     /// not at all: an old one stays until the new one is complete.
     ///
     /// # Errors
@@ -254,6 +259,7 @@ impl MetaCache {
     pub fn save(&self, path: impl AsRef<std::path::Path>) -> Result<(), Error> {
         let mut slots: Vec<_> = self.slots.iter().map(HostSlot::of).collect();
         slots.extend(self.host.slots().iter().map(|slot| HostSlot::clone(slot)));
+        let slots: Vec<_> = slots.into_iter().map(HostSlot::without_slope).collect();
         file::save(&slots, self.model.as_deref(), path.as_ref())
     }
 

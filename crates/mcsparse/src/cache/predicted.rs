@@ -25,6 +25,7 @@ impl McSparseConfig {
             order: heads * rows * DType::I32.size(),
             indices: heads * groups * lists.words(tokens, keys) * DType::I32.size(),
             residual: heads * rows * row,
+            slope: if self.residual_forecast.is_some() { heads * rows * row } else { 0 },
         })
     }
 }

@@ -24,12 +24,15 @@ pub struct SlotKey {
     pub branch: Branch,
 }
 
-/// Groups, key indices and residual of one layer and branch, always from one and the same anchor.
+/// Groups, key indices and residual of one layer and branch: from one and the same anchor, or the residual from a later one
+/// ([`crate::Refresh::Residual`]).
 #[derive(Module, Debug)]
 pub struct Slot {
     order: Tensor<3, Int>,
     lists: KeyLists,
     residual: Residual,
+    /// Change of the residual a step, if it is to be extrapolated.
+    slope: Option<Residual>,
     #[module(skip)]
     key: SlotKey,
     #[module(skip)]
@@ -70,12 +73,14 @@ pub struct SlotBytes {
     pub indices: usize,
     /// The residual in its stored form, scales included.
     pub residual: usize,
+    /// Its change a step in the same form, if it is extrapolated; see [`crate::McSparseConfig::residual_forecast`].
+    pub slope: usize,
 }
 
 impl SlotBytes {
     /// All parts.
     pub fn total(&self) -> usize {
-        self.order + self.indices + self.residual
+        self.order + self.indices + self.residual + self.slope
     }
 }
 
@@ -128,7 +133,13 @@ impl Slot {
         lists: KeyLists,
         residual: Residual,
     ) -> Self {
-        Self { order, lists, residual, key, shape, step }
+        Self { order, lists, residual, slope: None, key, shape, step }
+    }
+
+    /// With the change of the residual a step.
+    pub(crate) fn with_slope(mut self, slope: Option<Residual>) -> Self {
+        self.slope = slope;
+        self
     }
 
     /// The layer and branch.
@@ -136,7 +147,7 @@ impl Slot {
         &self.key
     }
 
-    /// The step of the anchor; `None` if the slot came from a file.
+    /// The step of the anchor that the residual is from; `None` if the slot came from a file.
     pub fn step(&self) -> Option<usize> {
         self.step
     }
@@ -174,6 +185,10 @@ impl Slot {
 
     pub(crate) fn stored_residual(&self) -> &Residual {
         &self.residual
+    }
+
+    pub(crate) fn slope(&self) -> Option<&Residual> {
+        self.slope.as_ref()
     }
 
     pub(crate) fn device(&self) -> Device {
@@ -218,6 +233,7 @@ impl Slot {
             order: int_bytes(&self.order),
             indices: int_bytes(self.lists.words()),
             residual: self.residual.size_in_bytes(),
+            slope: self.slope.as_ref().map_or(0, Residual::size_in_bytes),
         }
     }
 

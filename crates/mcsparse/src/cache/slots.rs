@@ -11,24 +11,31 @@ impl MetaCache {
     /// The slot that a reuse call reads, filled by the latest anchor or loaded from a file, on the device of
     /// `problem`.
     pub(crate) fn reused_slot(&mut self, call: &Call, shape: &SlotShape, problem: &Problem) -> Result<Slot, Error> {
-        let on_device = self.slots.iter().find(|slot| slot.key() == &call.key);
-        let in_host = self.host.find(&call.key);
-        let step = match (on_device, in_host) {
-            (Some(slot), _) => slot.step(),
-            (None, Some(slot)) => slot.step,
-            (None, None) => return Err(self.no_slot(call)),
-        };
-        self.check_age(call, step)?;
-        if let Some(slot) = on_device {
-            slot.shape().check(&call.key, shape, Some(slot.device()), problem)?;
-            return Ok(slot.clone());
+        let on_device = self.slots.iter().find(|slot| slot.key() == &call.key).map(Slot::step);
+        match on_device.or_else(|| self.host.find(&call.key).map(|slot| slot.step)) {
+            Some(step) => self.check_age(call, step)?,
+            None => return Err(self.no_slot(call)),
         }
-        let header = &in_host.expect("one of the two").header;
-        header.shape.check(&call.key, shape, None, problem)?;
+        Ok(self.kept_slot(call, shape, problem)?.expect("it is there"))
+    }
+
+    /// The slot of a call from whatever anchor, on the device of `problem`; `None` before the first one.
+    pub(crate) fn kept_slot(
+        &mut self,
+        call: &Call,
+        shape: &SlotShape,
+        problem: &Problem,
+    ) -> Result<Option<Slot>, Error> {
+        if let Some(slot) = self.slots.iter().find(|slot| slot.key() == &call.key) {
+            slot.shape().check(&call.key, shape, Some(slot.device()), problem)?;
+            return Ok(Some(slot.clone()));
+        }
+        let Some(in_host) = self.host.find(&call.key) else { return Ok(None) };
+        in_host.header.shape.check(&call.key, shape, None, problem)?;
         let next = self.next_in_host(&call.key).cloned();
         let (slot, transfer) = self.host.bring(&call.key, next.as_ref(), &problem.device)?;
         self.report.add_transfer(transfer);
-        Ok(slot)
+        Ok(Some(slot))
     }
 
     /// The slot in host memory that is needed first after that of `key`, if it is another one.
@@ -72,9 +79,10 @@ impl MetaCache {
         call: &Call,
         shape: &SlotShape,
         (index_format, residual_format): (IndexFormat, ResidualFormat),
+        slope: bool,
     ) -> Result<(), Error> {
         let Placement::Budget(allowed) = self.placement else { return Ok(()) };
-        let header = Header { key: call.key.clone(), shape: shape.clone(), index_format, residual_format };
+        let header = Header { key: call.key.clone(), shape: shape.clone(), index_format, residual_format, slope };
         let bytes = header.size_in_bytes();
         let others = self.slots.iter().filter(|slot| *slot.key() != call.key);
         let beside: usize = others.map(Slot::size_in_bytes).sum();

@@ -156,6 +156,14 @@ impl Residual {
         }
     }
 
+    /// Bytes of the decoded values.
+    pub fn decoded_bytes(&self) -> usize {
+        match self {
+            Self::Plain(values) => bytes(values),
+            Self::Codes(_) => self.scratch_bytes(),
+        }
+    }
+
     /// Bytes that are stored.
     pub fn size_in_bytes(&self) -> usize {
         match self {

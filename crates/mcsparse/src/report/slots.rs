@@ -74,7 +74,10 @@ pub(super) fn table(f: &mut fmt::Formatter<'_>, slots: &[SlotRecord], now: Optio
             first.key.branch.to_string(),
             mib(first.bytes.order),
             format!("{} ({})", mib(first.bytes.indices), first.index_format),
-            format!("{} ({})", mib(first.bytes.residual), first.residual_format),
+            match first.bytes.slope {
+                0 => format!("{} ({})", mib(first.bytes.residual), first.residual_format),
+                slope => format!("{} + {} ({})", mib(first.bytes.residual), mib(slope), first.residual_format),
+            },
             mib(first.bytes.total()),
             first.place.to_string(),
             age,
@@ -98,7 +101,7 @@ mod tests {
         let record = |layer, branch: &Branch, residual| SlotRecord {
             key: SlotKey { layer, branch: branch.clone() },
             anchor: Some(9),
-            bytes: SlotBytes { order: 12_096_000, indices: 223_445_280, residual },
+            bytes: SlotBytes { order: 12_096_000, indices: 223_445_280, residual, slope: 0 },
             index_format: IndexFormat::Bitmap,
             residual_format: ResidualFormat::Fp8,
             place: "device",
