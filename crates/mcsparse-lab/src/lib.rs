@@ -18,6 +18,7 @@ pub mod experiment;
 pub mod files;
 pub mod findings;
 pub mod mesh;
+pub mod method_options;
 pub mod metrics;
 pub mod noise;
 pub mod presets;

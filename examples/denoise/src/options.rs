@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
-use mcsparse::{IndexFormat, ResidualFormat, Selection};
+use mcsparse::{IndexFormat, ResidualFormat};
 use mcsparse_dit::pretrained;
+pub use mcsparse_lab::method_options::{MethodOptions, SelectBy, count, number, whole};
 use serde::Serialize;
 
 use crate::device::{DType, DeviceName};
@@ -91,26 +92,6 @@ impl ResidualForm {
     }
 }
 
-/// By which log-sum-exps anchors select keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SelectBy {
-    /// Their own, in a second pass over the scores.
-    Exact,
-    /// Those of the dense pass before, in the anchor's own pass where there is a kernel for it.
-    Riding,
-}
-
-impl SelectBy {
-    /// As the library names it.
-    pub fn selection(self) -> Selection {
-        match self {
-            Self::Exact => Selection::Exact,
-            Self::Riding => Selection::Riding,
-        }
-    }
-}
-
 /// Whole numbers with commas between them, or `none`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
@@ -179,17 +160,10 @@ pub struct Options {
     #[arg(long, value_name = "STEPS", value_parser = count, allow_negative_numbers = true)]
     pub every: Option<usize>,
 
-    /// Refresh the cache wherever attention has moved by more than this share since the last refresh
-    #[arg(long, value_name = "SHARE", value_parser = number, allow_negative_numbers = true)]
-    pub drift_bound: Option<f64>,
-
-    /// Factor on the residual for each step since the last refresh, 0 to 1 [default: 1]
-    #[arg(long, value_name = "FACTOR", value_parser = number, allow_negative_numbers = true)]
-    pub residual_decay: Option<f64>,
-
-    /// Means of blocks of so many keys stand in for those that a group does not keep
-    #[arg(long, value_name = "KEYS", value_parser = count, allow_negative_numbers = true)]
-    pub tail_block: Option<usize>,
+    // A comment of the documentation would be printed as help.
+    #[allow(missing_docs)]
+    #[command(flatten)]
+    pub method: MethodOptions,
 
     /// Classifier-free guidance, at least 1; 1 is none and halves the work
     #[arg(long, value_name = "SCALE", value_parser = number, allow_negative_numbers = true)]
@@ -242,39 +216,6 @@ pub struct Options {
     /// Print the names of the conditions and stop
     #[arg(long)]
     pub list_conditions: bool,
-}
-
-/// A whole number.
-///
-/// # Errors
-///
-/// What was expected and what came.
-pub fn whole(text: &str) -> Result<usize, String> {
-    text.trim().parse().map_err(|_| format!("expected a whole number of at least 0, got {text}"))
-}
-
-/// A whole number of at least 1.
-///
-/// # Errors
-///
-/// What was expected and what came.
-pub fn count(text: &str) -> Result<usize, String> {
-    match whole(text) {
-        Ok(value) if value > 0 => Ok(value),
-        _ => Err(format!("expected a whole number of at least 1, got {text}")),
-    }
-}
-
-/// A finite number.
-///
-/// # Errors
-///
-/// What was expected and what came.
-pub fn number(text: &str) -> Result<f64, String> {
-    match text.trim().parse::<f64>() {
-        Ok(value) if value.is_finite() => Ok(value),
-        _ => Err(format!("expected a number, got {text}")),
-    }
 }
 
 impl FromStr for List {

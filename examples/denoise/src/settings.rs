@@ -1,9 +1,9 @@
 //! Options that fit together and to the model.
 
-use mcsparse::{Anchors, Budget, McSparseConfig, Plan, ResidualGain, Schedule, Tail, WarmUp, ops::Kernels};
+use mcsparse::{Anchors, Budget, McSparseConfig, Plan, Schedule, WarmUp, ops::Kernels};
 
 use crate::error::Error;
-use crate::options::{KernelsName, Options};
+use crate::options::{KernelsName, MethodOptions, Options};
 use crate::presets::Preset;
 
 /// The fewest steps that a run can have: an anchor and a step that reuses it.
@@ -102,19 +102,17 @@ fn config(options: &Options, preset: &Preset) -> McSparseConfig {
         (None, None) => Anchors::EndOfWarmUp,
     };
     let warm_up = options.warm_up.map_or(WarmUp::Fraction(defaults.warm_up), WarmUp::Steps);
-    let drift_bound = options.drift_bound;
-    config
+    let config = config
         .with_group_size(options.group_size.unwrap_or(defaults.group_size))
-        .with_schedule(Schedule { warm_up, anchors, drift_bound, ..Schedule::default() })
+        .with_schedule(Schedule { warm_up, anchors, ..Schedule::default() })
         .with_dense_layers(options.dense_layers.0.clone())
         .with_index_format(options.key_form.format())
         .with_residual_format(options.residual_form.format())
-        .with_residual_gain(options.residual_decay.map_or(ResidualGain::default(), ResidualGain::decay))
-        .with_tail(options.tail_block.map_or(Tail::Dropped, |block| Tail::BlockMeans { block }))
         .with_kernels(match options.kernels {
             KernelsName::Auto => Kernels::Auto,
             KernelsName::Reference => Kernels::Reference,
-        })
+        });
+    options.method.apply(config)
 }
 
 /// The refusal of the library with the option's name in place of the setting's; `every` and `anchors` say whether these
@@ -126,10 +124,9 @@ pub fn named(error: mcsparse::Error, every: bool, anchors: bool) -> Error {
                 "anchors" if every => "every",
                 // Without anchors of one's own, the warm-up alone decides where the anchor is.
                 "anchors" if !anchors => "warm_up",
-                "residual_gain.decay" => "residual_decay",
                 argument => argument,
             };
-            Error::option(format!("--{}", option.replace('_', "-")), expected, got)
+            Error::option(MethodOptions::option_of(option), expected, got)
         }
         other => Error::Run(other.to_string()),
     }
@@ -138,7 +135,7 @@ pub fn named(error: mcsparse::Error, every: bool, anchors: bool) -> Error {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use mcsparse::StepKind;
+    use mcsparse::{ResidualGain, StepKind, Tail};
 
     use super::*;
 

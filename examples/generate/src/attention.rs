@@ -39,6 +39,12 @@ pub fn schedule(kinds: &[StepKind]) -> Option<Schedule> {
     Some(Schedule { warm_up: WarmUp::Steps(warm_up), anchors: Anchors::At(anchors), ..Schedule::default() })
 }
 
+/// `schedule` with what anchors of `config` do.
+pub fn of(config: &McSparseConfig, schedule: Schedule) -> Schedule {
+    let Schedule { drift_bound, refresh, .. } = config.schedule;
+    Schedule { drift_bound, refresh, ..schedule }
+}
+
 /// The attention of a run that starts at a step other than the first.
 pub struct Run {
     inner: McSparse,
@@ -53,11 +59,11 @@ impl Run {
     /// [`Error::Run`] if the settings are out of range.
     pub fn new(config: &McSparseConfig, kinds: &[StepKind], layers: usize, from: usize) -> Result<Self, Error> {
         let (config, steps) = match schedule(kinds) {
-            Some(schedule) => (config.clone().with_schedule(schedule), kinds.len()),
+            Some(schedule) => (config.clone().with_schedule(of(config, schedule)), kinds.len()),
             // A plan has a step that reuses; with every layer dense none does.
             None => {
                 let dense = config.clone().with_dense_layers((0..layers).collect());
-                (dense.with_schedule(Schedule::warm_up(0)), kinds.len() + 1)
+                (dense.with_schedule(of(config, Schedule::warm_up(0))), kinds.len() + 1)
             }
         };
         Ok(Self { inner: McSparse::new(&config, steps)?, from })

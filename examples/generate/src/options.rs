@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
 use mcsparse_lab::device::DType;
+use mcsparse_lab::method_options::{MethodOptions, count, number};
 
 use crate::shape::ModelName;
 
@@ -90,6 +91,11 @@ pub struct Options {
     #[arg(long, value_name = "STEPS", value_parser = count)]
     pub every: Option<usize>,
 
+    // A comment of the documentation would be printed as help.
+    #[allow(missing_docs)]
+    #[command(flatten)]
+    pub method_options: MethodOptions,
+
     /// Leave the first layer to MC-Sparse too; by default it is dense
     #[arg(long)]
     pub all_layers: bool,
@@ -136,18 +142,4 @@ pub struct Source {
 fn size(text: &str) -> Result<[usize; 2], String> {
     let sides = text.split_once('x').and_then(|(w, h)| Some([w.trim().parse().ok()?, h.trim().parse().ok()?]));
     sides.filter(|sides| !sides.contains(&0)).ok_or_else(|| format!("expected width and height as 832x480, got {text}"))
-}
-
-fn count(text: &str) -> Result<usize, String> {
-    match text.trim().parse() {
-        Ok(value) if value > 0 => Ok(value),
-        _ => Err(format!("expected a whole number of at least 1, got {text}")),
-    }
-}
-
-fn number(text: &str) -> Result<f64, String> {
-    match text.trim().parse::<f64>() {
-        Ok(value) if value.is_finite() => Ok(value),
-        _ => Err(format!("expected a number, got {text}")),
-    }
 }

@@ -11,7 +11,7 @@ use mcsparse_dit::sampler::Sampler;
 use mcsparse_dit::{Conditions, VelocityModel, resume};
 use serde::{Deserialize, Serialize};
 
-use crate::attention::{Run, kinds};
+use crate::attention::{Run, kinds, of};
 use crate::clock::{Clock, Part, sync};
 use crate::error::Error;
 use crate::tensors::{self, TensorFile};
@@ -199,7 +199,7 @@ impl Job<'_> {
         }
         let steps = 2;
         let kinds = if sparse { [StepKind::Anchor, StepKind::Reuse] } else { [StepKind::Dense; 2] };
-        let config = self.config.clone().with_schedule(Schedule::warm_up(1));
+        let config = self.config.clone().with_schedule(of(&self.config, Schedule::warm_up(1)));
         let started = Instant::now();
         run(steps, &mut Run::new(&config, &kinds, self.layers, 0)?)?;
         sync(self.device)?;

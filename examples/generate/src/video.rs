@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use mcsparse::{Anchors, McSparseConfig, Schedule, WarmUp};
+use mcsparse_lab::method_options::MethodOptions;
 
 use crate::error::Error;
 use crate::memory::Sequence;
@@ -82,6 +83,7 @@ impl Video {
             ("warm_up", format!("{:?}", options.warm_up)),
             ("every", format!("{:?}", options.every)),
             ("all_layers", options.all_layers.to_string()),
+            ("options", options.method_options.apply(McSparseConfig::density(options.density)).describe_options()),
         ]
         .into_iter()
         .map(|(key, value)| (key.to_owned(), value))
@@ -93,7 +95,7 @@ impl Video {
 ///
 /// # Errors
 ///
-/// [`Error::Option`] for a density out of range.
+/// [`Error::Option`] for a setting out of range.
 pub fn config(options: &Options) -> Result<McSparseConfig, Error> {
     if !(options.density > 0.0 && options.density <= 1.0) {
         return Err(Error::option("--density", "above 0 and at most 1", options.density));
@@ -101,8 +103,15 @@ pub fn config(options: &Options) -> Result<McSparseConfig, Error> {
     let warm_up = options.warm_up.map_or(WarmUp::Fraction(0.2), WarmUp::Steps);
     let anchors = options.every.map_or(Anchors::EndOfWarmUp, Anchors::Every);
     let dense = if options.all_layers { vec![] } else { vec![0] };
-    Ok(McSparseConfig::density(options.density)
+    let config = McSparseConfig::density(options.density)
         .with_group_size(options.group_size)
         .with_dense_layers(dense)
-        .with_schedule(Schedule { warm_up, anchors, ..Schedule::default() }))
+        .with_schedule(Schedule { warm_up, anchors, ..Schedule::default() });
+    let config = options.method_options.apply(config);
+    match config.validate() {
+        Err(mcsparse::Error::InvalidConfig { argument, expected, got }) => {
+            Err(Error::option(MethodOptions::option_of(argument), expected, got))
+        }
+        _ => Ok(config),
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use denoise::options::{List, count, number, whole};
+use denoise::options::{List, MethodOptions, count, number, whole};
 use mcsparse_dit::pretrained;
 use mcsparse_lab::device::{DType, DeviceName};
 use mcsparse_lab::presets::SHAPE;
@@ -58,6 +58,11 @@ pub struct Options {
     /// Refresh the cache every so many steps after the warm-up
     #[arg(long, value_name = "STEPS", value_parser = count, allow_negative_numbers = true)]
     pub every: Option<usize>,
+
+    // A comment of the documentation would be printed as help.
+    #[allow(missing_docs)]
+    #[command(flatten)]
+    pub method: MethodOptions,
 
     /// Classifier-free guidance, at least 1; 1 is none and halves the work
     #[arg(long, value_name = "SCALE", value_parser = number, allow_negative_numbers = true, default_value_t = SHAPE.defaults.guidance)]

@@ -58,8 +58,9 @@ impl Settings {
         let warm_up = options.warm_up.map_or(WarmUp::Fraction(preset.defaults.warm_up), WarmUp::Steps);
         let config = McSparseConfig::density(options.density)
             .with_group_size(options.group_size)
-            .with_schedule(Schedule { warm_up, anchors, drift_bound: None })
+            .with_schedule(Schedule { warm_up, anchors, ..Schedule::default() })
             .with_dense_layers(dense.clone());
+        let config = options.method.apply(config);
         let named = |error| named(error, options.every.is_some(), options.anchors.is_some());
         config.validate().map_err(named)?;
         let plan = config.schedule.plan(options.steps).map_err(named)?;

@@ -1,13 +1,13 @@
 //! The arms of each experiment.
 
-use mcsparse::{Anchors, McSparseConfig, ResidualGain, Schedule as Steps, Selection, Tail};
+use mcsparse::{Anchors, McSparseConfig, Refresh, ResidualGain, Schedule as Steps, Selection, Tail};
 
 use super::{
     arms::{Arm, Method},
     study::Settings,
 };
 use crate::attention::{
-    Recipe, Refresh, Residual, Rest, Select,
+    Recipe, Residual, Rest, Select,
     rivals::{chipmunk, content_keys, lite, mc_sparse, pisa, reused_blocks, sol, svg2, token_keys, vanilla},
 };
 
@@ -209,17 +209,15 @@ pub fn improve(settings: &Settings, law: Option<Vec<Vec<f64>>>) -> Vec<Arm> {
     arms.push(ours("riding", "keys by the log-sum-exps of the step before", riding(), settings));
     let label = "second anchor, keys by the log-sum-exps of the dense pass before";
     arms.push(at(ours("second-anchor-riding", label, riding(), settings), warm_up, two.clone()));
-    let keep = Recipe { refresh: Refresh::FirstAnchor, ..base.clone().plus_residual() };
-    arms.push(at(
-        of("second-residual", "second anchor refreshes the residual alone", keep, settings),
-        warm_up,
-        two.clone(),
-    ));
-    let recipe = Recipe { refresh: Refresh::FirstAnchor, ..base.clone() };
+    let renewing = |arm: Arm| {
+        let arm = at(arm, warm_up, two.clone());
+        Arm { schedule: arm.schedule.clone().with_refresh(Refresh::Residual), ..arm }
+    };
+    arms.push(renewing(plain("second-residual", "second anchor refreshes the residual alone")));
     for damping in [0.5, 1.0] {
-        let recipe = recipe.clone().with_residual(Residual::Forecast { damping });
         let label = format!("second anchor, residual forecast along a line times {damping}");
-        arms.push(at(of(&format!("forecast-{damping}"), &label, recipe, settings), warm_up, two.clone()));
+        let config = full.clone().with_residual_forecast(Some(damping));
+        arms.push(renewing(ours(&format!("forecast-{damping}"), &label, config, settings)));
     }
     if warm_up > 2 {
         let short = warm_up / 2;
