@@ -74,7 +74,7 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
                 // First scores; products and next scores of a step; products of the last. Each takes the head dimension or the
                 // keys in 16s.
                 let kernel = Box::new(kernel);
-                all.push(Variant { name, kernel, products: 2 * (dim / 16 + KEYS / 16) });
+                all.push(Variant { name, kernel, instruction: "HGMMA", products: 2 * (dim / 16 + KEYS / 16) });
             }
         }
     }
