@@ -57,9 +57,12 @@ impl<E: Float> Products<E> for Emulated {
         let width = N::value().comptime();
         let row = row(form) * comptime!(stride / width);
         let mut operand = Array::<f32>::new(comptime!(form.k));
-        #[unroll]
-        for step in 0..comptime!(form.k) {
-            operand[step] = f32::cast_from(from[row + comptime!(step / width)].extract(comptime!(step % width)));
+        for v in 0..comptime!(form.k / width) {
+            let vector = from[row + v];
+            #[unroll]
+            for e in 0..width {
+                operand[v * width + e] = f32::cast_from(vector.extract(e));
+            }
         }
         operand
     }
@@ -74,21 +77,22 @@ impl<E: Float> Products<E> for Emulated {
         let first = first_column(form);
         let mut operand = Array::<f32>::new(comptime!(form.k * columns(form)));
         if comptime!(transposed) {
-            for column in 0..comptime!(columns(form)) {
-                let row = (first + column) * comptime!(stride / width);
+            for v in 0..comptime!(columns(form) * form.k / width) {
+                let (column, step) = (v / comptime!(form.k / width), v % comptime!(form.k / width) * width);
+                let vector = from[((first + column) * stride + step) / width];
                 #[unroll]
-                for step in 0..comptime!(form.k) {
-                    let this = from[row + comptime!(step / width)].extract(comptime!(step % width));
-                    operand[column * comptime!(form.k) + step] = f32::cast_from(this);
+                for e in 0..width {
+                    operand[column * comptime!(form.k) + step + e] = f32::cast_from(vector.extract(e));
                 }
             }
         } else {
-            for step in 0..comptime!(form.k) {
-                let row = step * comptime!(stride / width) + first / width;
+            for v in 0..comptime!(columns(form) * form.k / width) {
+                let (step, column) =
+                    (v / comptime!(columns(form) / width), v % comptime!(columns(form) / width) * width);
+                let vector = from[(step * stride + first + column) / width];
                 #[unroll]
-                for column in 0..comptime!(columns(form)) {
-                    let this = from[row + comptime!(column / width)].extract(comptime!(column % width));
-                    operand[comptime!(column * form.k) + step] = f32::cast_from(this);
+                for e in 0..width {
+                    operand[(column + e) * comptime!(form.k) + step] = f32::cast_from(vector.extract(e));
                 }
             }
         }
