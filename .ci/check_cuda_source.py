@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compiles the Hopper kernels for sm_90a with NVRTC and ptxas from PyPI and looks at their machine code. Needs no GPU.
+"""Compiles the Hopper kernels and attention by cooperative matrices for sm_90a with NVRTC and ptxas from PyPI and looks at their
+machine code. Needs no GPU.
 
 usage: .ci/check_cuda_source.py SOURCES TOOLS
 
 SOURCES holds what `cargo run -p mcsparse-tests --features cuda-source --example cuda_source -- SOURCES` wrote, TOOLS is a folder
 for the compilers. A kernel must spill no register, draw no remark that its warpgroup products run one by one (C7508 to C7517),
-and have exactly the warpgroup products that its source says.
+and have exactly the instructions that multiply (HGMMA of warpgroups, HMMA of planes) that its source says.
 """
 import ctypes
 import json
@@ -64,10 +65,10 @@ def check(kernel):
     registers = int(re.search(r"Used (\d+) registers", report).group(1))
     spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill", report))
     remarks = re.findall(r"\(C75\d\d\)[^\n]*", report)
-    products = sass.count("HGMMA")
+    products = len(re.findall(rf"\b{kernel['instruction']}\b", sass))
     wrong = [f"{spills} bytes spilled"] if spills else []
     wrong += remarks
-    wrong += [f"{products} warpgroup products, {kernel['products']} expected"] if products != kernel["products"] else []
+    wrong += [f"{products} {kernel['instruction']}, {kernel['products']} expected"] if products != kernel["products"] else []
     print(f"{kernel['name']:32s} {registers:4d} registers {products:4d} products  {'; '.join(wrong) or 'ok'}", flush=True)
     return not wrong
 

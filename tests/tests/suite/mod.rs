@@ -2,6 +2,7 @@
 
 mod awkward;
 mod cache;
+mod cooperative;
 mod dit_checkpoints;
 mod dit_denoise;
 mod dit_experts;

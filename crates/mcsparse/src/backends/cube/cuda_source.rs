@@ -1,11 +1,15 @@
-//! The Hopper kernels as CUDA C++, made without a GPU, to be compiled and looked at where there is none.
+//! The kernels for Hopper and those of cooperative matrices as CUDA C++, made without a GPU, to be compiled and looked at where there is none.
 
 use std::sync::Arc;
 
 use cubecl::{
     Compiler, CubeKernel,
     features::Features,
-    ir::{AddressType, DeviceIdentity, DeviceProperties, HardwareProperties, MemoryDeviceProperties, VectorSize},
+    ir::{
+        AddressType, DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties, MemoryDeviceProperties,
+        VectorSize,
+        features::{MmaConfig, Plane},
+    },
     prelude::*,
     profile::TimingMethod,
 };
@@ -25,11 +29,13 @@ pub struct CudaSource {
     pub source: String,
     /// Bytes of dynamic shared memory.
     pub shared_bytes: usize,
-    /// Warpgroup products that its machine code must have: more are code twice, fewer are code lost.
+    /// The instruction that multiplies, in machine code.
+    pub instruction: &'static str,
+    /// How many of it the machine code must have: more are code twice, fewer are code lost.
     pub products: usize,
 }
 
-/// Every Hopper kernel, in a selection of its variants.
+/// Every Hopper kernel, and attention by cooperative matrices, in a selection of its variants.
 ///
 /// # Panics
 ///
@@ -38,18 +44,20 @@ pub fn cuda_sources() -> Vec<CudaSource> {
     let properties = Arc::new(h200());
     let variants = [
         attend::warpgroup::variants(&properties),
+        attend::cooperative::variants(&properties),
         select::warpgroup::variants(&properties),
         linear::variants(&properties),
     ];
     variants
         .into_iter()
         .flatten()
-        .map(|Variant { name, kernel, products }| {
+        .map(|Variant { name, kernel, instruction, products }| {
             let definition = cubecl::define_kernel(kernel.as_ref()).unwrap_or_else(|e| panic!("{name}: {e:?}"));
             let compiled = CppCompiler::<Cuda>::default()
                 .compile(definition, &options())
                 .unwrap_or_else(|e| panic!("{name}: {e:?}"));
-            CudaSource { name, source: compiled.source, shared_bytes: compiled.shared_memory_size, products }
+            let (source, shared_bytes) = (compiled.source, compiled.shared_memory_size);
+            CudaSource { name, source, shared_bytes, instruction, products }
         })
         .collect()
 }
@@ -58,6 +66,7 @@ pub fn cuda_sources() -> Vec<CudaSource> {
 pub(super) struct Variant {
     pub name: String,
     pub kernel: Box<dyn CubeKernel>,
+    pub instruction: &'static str,
     pub products: usize,
 }
 
@@ -81,7 +90,13 @@ fn h200() -> DeviceProperties {
         max_vector_size: VectorSize::MAX,
         cube_mma_reserved_shared_memory: 0,
     };
-    let features = Features { copy_async: true, ..Default::default() };
+    let mut features = Features { copy_async: true, ..Default::default() };
+    features.plane.insert(Plane::Ops);
+    features.plane.insert(Plane::Sync);
+    for kind in [FloatKind::F16, FloatKind::BF16] {
+        let (element, sums) = (ElemType::Float(kind), ElemType::Float(FloatKind::F32));
+        features.matmul.cmma.insert(MmaConfig { a_type: element, b_type: element, cd_type: sums, m: 16, n: 16, k: 16 });
+    }
     let identity = DeviceIdentity { name: "H200".into(), fingerprint: "ptx_sm90".into(), physical: None };
     let memory = MemoryDeviceProperties::new(u64::MAX, 256);
     DeviceProperties::new(features, memory, hardware, TimingMethod::Device, identity)
@@ -114,4 +129,9 @@ pub(super) fn layout() -> LayoutCompilationArg {
 /// A buffer that is no other argument's.
 pub(super) fn buffer() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
+}
+
+/// A tensor, with its strides.
+pub(super) fn tensor() -> TensorCompilationArg {
+    TensorCompilationArg { meta: TensorMetaCompilationArg { len: (), rank: () }, buffer: buffer() }
 }

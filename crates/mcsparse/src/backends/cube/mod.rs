@@ -1,6 +1,7 @@
 //! CubeCL kernels: one source for CUDA, ROCm, Metal, Vulkan, WebGPU and the CubeCL CPU runtime.
 
 mod attend;
+mod cooperative;
 #[cfg(feature = "cuda-source")]
 pub mod cuda_source;
 mod formats;

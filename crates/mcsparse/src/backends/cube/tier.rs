@@ -18,6 +18,10 @@ pub(super) enum Tier {
     Warpgroup,
     /// Matrix units: both products of a tile in a few instructions.
     Matrix,
+    /// Matrix units in CubeCL's portable form: Vulkan, Metal, older NVIDIA.
+    Cooperative,
+    /// The same kernel with its products written out: for tests, by name only.
+    Emulated,
     /// Exchange of registers within a plane: row maxima and sums without shared memory and its barriers.
     Planes,
     /// Nothing.
@@ -26,10 +30,11 @@ pub(super) enum Tier {
 
 impl Tier {
     /// All, fastest first.
-    const ALL: [Tier; 4] = [Tier::Warpgroup, Tier::Matrix, Tier::Planes, Tier::Shared];
+    const ALL: [Tier; 6] =
+        [Tier::Warpgroup, Tier::Matrix, Tier::Cooperative, Tier::Emulated, Tier::Planes, Tier::Shared];
 
-    /// The fastest that `MCSPARSE_TIER` (`warpgroup`, `matrix`, `planes` or `shared`) allows, for tests and measurements of
-    /// the slower ones; the very fastest if it is unset.
+    /// The fastest that `MCSPARSE_TIER` (`warpgroup`, `matrix`, `cooperative`, `emulated`, `planes` or `shared`) allows, for
+    /// tests and measurements of the slower ones; the very fastest if it is unset.
     fn limit() -> Tier {
         static LIMIT: OnceLock<Tier> = OnceLock::new();
         *LIMIT.get_or_init(|| match std::env::var("MCSPARSE_TIER") {
@@ -51,6 +56,8 @@ impl Tier {
         match self {
             Tier::Warpgroup => "warpgroup",
             Tier::Matrix => "matrix",
+            Tier::Cooperative => "cooperative",
+            Tier::Emulated => "emulated",
             Tier::Planes => "planes",
             Tier::Shared => "shared",
         }
@@ -77,7 +84,9 @@ pub(super) fn choose_from(
     head_dim: usize,
 ) -> Result<Choice, String> {
     let mut declined = Vec::new();
-    for tier in Tier::ALL.into_iter().filter(|tier| *tier >= fastest) {
+    let tiers = Tier::ALL.into_iter().filter(|tier| *tier >= fastest);
+    // A kernel that no device is to run is no choice, and no reason either.
+    for tier in tiers.filter(|tier| *tier != Tier::Emulated || Tier::limit() == Tier::Emulated) {
         match tier.takes(properties, dtype, head_dim).and_then(|()| tier.allowed()) {
             Ok(()) => return Ok(Choice { tier, declined }),
             Err(reason) => declined.push(reason),
@@ -100,6 +109,8 @@ impl Tier {
                 attend::matrix::tile(properties, head_dim, usize::MAX)?;
                 select::matrix::tile(properties, head_dim).map(|_| ())
             }
+            Tier::Cooperative => attend::cooperative::tile(properties, dtype, head_dim, usize::MAX).map(|_| ()),
+            Tier::Emulated => attend::cooperative::emulated_tile(properties, dtype, head_dim, usize::MAX).map(|_| ()),
             Tier::Planes => {
                 // Advertised, not only compiled: software Vulkan computes them and does not vouch for them.
                 if !features.plane.contains(Plane::Ops) {

@@ -1,5 +1,6 @@
 //! From Burn tensors to a launch of the attention kernel.
 
+pub(super) mod cooperative;
 pub(super) mod matrix;
 mod mma;
 pub(super) mod riding;
@@ -32,6 +33,10 @@ pub(super) fn name(tier: Tier, gathered: bool) -> &'static str {
         (Tier::Warpgroup, true) => "cube gathered warpgroup tiles",
         (Tier::Matrix, false) => "cube matrix tiles",
         (Tier::Matrix, true) => "cube gathered matrix tiles",
+        (Tier::Cooperative, false) => "cube cooperative tiles",
+        (Tier::Cooperative, true) => "cube gathered cooperative tiles",
+        (Tier::Emulated, false) => "cube emulated cooperative tiles",
+        (Tier::Emulated, true) => "cube gathered emulated cooperative tiles",
         (Tier::Planes, false) => "cube plane tiles",
         (Tier::Planes, true) => "cube gathered plane tiles",
         (Tier::Shared, false) => "cube shared-memory tiles",
@@ -43,6 +48,8 @@ pub(super) fn name(tier: Tier, gathered: bool) -> &'static str {
 pub(super) fn name_of_means(tier: Tier) -> &'static str {
     match tier {
         Tier::Warpgroup | Tier::Matrix => "cube block means, matrix tiles",
+        Tier::Cooperative => "cube block means, cooperative tiles",
+        Tier::Emulated => "cube block means, emulated cooperative tiles",
         Tier::Planes => "cube block means, plane tiles",
         Tier::Shared => "cube block means, shared-memory tiles",
     }
@@ -156,9 +163,17 @@ pub(super) fn attend(
         (tier == Tier::Matrix).then(|| matrix::tile(properties, dim, group_size).expect("the tier was chosen"));
     let warpgroup =
         (tier == Tier::Warpgroup).then(|| warpgroup::tile(properties, dtype, dim, scale).expect("the tier was chosen"));
-    let rows = match (warpgroup, matrix) {
-        (Some(_), _) => warpgroup::QUERIES,
-        (_, Some(tile)) => tile.queries(),
+    let cooperative = match tier {
+        Tier::Cooperative => Some(cooperative::tile(properties, dtype, dim, group_size).expect("the tier was chosen")),
+        Tier::Emulated => {
+            Some(cooperative::emulated_tile(properties, dtype, dim, group_size).expect("the tier was chosen"))
+        }
+        _ => None,
+    };
+    let rows = match (warpgroup, matrix, cooperative) {
+        (Some(_), ..) => warpgroup::QUERIES,
+        (_, Some(tile), _) => tile.queries(),
+        (.., Some(tile)) => tile.queries(),
         _ => simt.queries(),
     };
     let tiles_per_group = group_size.div_ceil(rows);
@@ -207,6 +222,11 @@ pub(super) fn attend(
     if let Some(tile) = matrix {
         let results = (past_lse, output.clone(), lse.clone());
         matrix::launch(tile, [query, key, value], lists, (finish, other), results, sizes, cube_count, address);
+        return (output, lse);
+    }
+    if let Some(tile) = cooperative {
+        let results = (past_lse, output.clone(), lse.clone());
+        cooperative::launch(tile, [query, key, value], lists, (finish, other), results, sizes, cube_count, address);
         return (output, lse);
     }
     // SAFETY: every access stays inside the tensors whose strides and sizes are passed: the shapes fit each other (above),

@@ -35,7 +35,7 @@ pub(in super::super) fn variants(properties: &Arc<DeviceProperties>) -> Vec<Vari
         );
         let name = format!("linear_{}{}", tile.element, if bias { "_bias" } else { "" });
         // A step's; NVRTC takes two at a time.
-        Variant { name, kernel: Box::new(kernel), products: 2 * (DEPTH / 16) }
+        Variant { name, kernel: Box::new(kernel), instruction: "HGMMA", products: 2 * (DEPTH / 16) }
     });
     all.into()
 }

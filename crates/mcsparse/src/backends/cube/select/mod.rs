@@ -27,7 +27,7 @@ pub(super) fn name(tier: Tier) -> &'static str {
     match tier {
         Tier::Warpgroup => "cube warpgroup column sums",
         Tier::Matrix => "cube matrix column sums",
-        Tier::Planes | Tier::Shared => "cube column sums",
+        Tier::Cooperative | Tier::Emulated | Tier::Planes | Tier::Shared => "cube column sums",
     }
 }
 
@@ -123,7 +123,9 @@ fn column_sums(tier: Tier, inputs: &Inputs, mass: &CubeTensor, first_row: usize,
     match tier {
         Tier::Warpgroup => warpgroup::launch(inputs, mass, first_row, rows),
         Tier::Matrix => matrix::launch(inputs, mass, first_row, rows),
-        Tier::Planes | Tier::Shared => column_sums_of_units(inputs, mass, first_row, rows),
+        Tier::Cooperative | Tier::Emulated | Tier::Planes | Tier::Shared => {
+            column_sums_of_units(inputs, mass, first_row, rows)
+        }
     }
 }
 

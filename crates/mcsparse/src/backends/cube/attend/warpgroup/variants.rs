@@ -64,7 +64,7 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
                 // First scores; products and next scores of a step; products of the last. Each takes the head dimension or the
                 // keys in 16s.
                 let kernel = Box::new(kernel);
-                all.push(Variant { name, kernel, products: 2 * (dim / 16 + KEYS / 16) });
+                all.push(Variant { name, kernel, instruction: "HGMMA", products: 2 * (dim / 16 + KEYS / 16) });
             }
         }
     }
@@ -93,7 +93,7 @@ fn riding(properties: &Arc<DeviceProperties>, dtype: DType, dim: usize) -> Varia
         dtype_to_storage_type(dtype),
     );
     let name = format!("attend_{}_{dim}_riding", tile.element);
-    Variant { name, kernel: Box::new(kernel), products: 2 * (dim / 16 + KEYS / 16) }
+    Variant { name, kernel: Box::new(kernel), instruction: "HGMMA", products: 2 * (dim / 16 + KEYS / 16) }
 }
 
 fn sizes() -> SizesCompilationArg {

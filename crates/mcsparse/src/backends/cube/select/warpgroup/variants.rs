@@ -55,7 +55,7 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
             let name = format!("select_{}_{dim}{}", tile.element, if whole { "" } else { "_strided" });
             // Two halves of a step's keys.
             let kernel = Box::new(kernel);
-            all.push(Variant { name, kernel, products: 2 * (dim / 16) });
+            all.push(Variant { name, kernel, instruction: "HGMMA", products: 2 * (dim / 16) });
         }
     }
     all
