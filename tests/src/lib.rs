@@ -154,3 +154,8 @@ pub fn relative_error_of(a: &[f64], b: &[f64]) -> f64 {
     let error = norm(&mut a.iter().zip(b).map(|(x, y)| x - y)) / norm(&mut b.iter().copied()).max(1e-300);
     if error.is_finite() { error } else { f64::INFINITY }
 }
+
+/// The snippet of the crate's README, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../crates/mcsparse/README.md")]
+pub struct CrateReadme;

@@ -5,7 +5,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 #[cfg(feature = "cube")]
-use crate::{LayerOps, f32_table, kernel, row_numbers};
+use crate::{Layer, LayerOps, f32_table, kernel, row_numbers};
 use crate::{check_rows, reference};
 
 /// `x + update * gate`, in f32; gates come from a row of a table.
@@ -25,7 +25,7 @@ pub fn gated_add(x: Tensor<2>, update: Tensor<2>, gate: Tensor<2>, rows: Option<
     assert_eq!(columns, size, "gated_add: gate: expected one value a column");
     check_rows("gated_add", n, count, rows.as_ref().map(Tensor::dims));
     #[cfg(feature = "cube")]
-    if kernel(&x.device(), size, size).is_ok() {
+    if kernel(&x.device(), Layer::GatedAdd { size }).is_ok() {
         let (x, update, gate) = (x.into_dispatch(), update.into_dispatch(), f32_table(gate));
         return Tensor::from_dispatch(match rows {
             Some(rows) => <Dispatch as LayerOps>::dit_gated_add_by_row(x, update, gate, row_numbers(rows)),
@@ -49,7 +49,7 @@ pub fn swiglu(x: Tensor<2>) -> Tensor<2> {
     let [_, size] = x.dims();
     assert!(size.is_multiple_of(2), "swiglu: x: rows of {size} values have no halves");
     #[cfg(feature = "cube")]
-    if kernel(&x.device(), size / 2, size / 2).is_ok() {
+    if kernel(&x.device(), Layer::SwiGlu { hidden: size / 2 }).is_ok() {
         return Tensor::from_dispatch(<Dispatch as LayerOps>::dit_swiglu(x.into_dispatch()));
     }
     reference::swiglu(x)

@@ -5,7 +5,8 @@
 //! ([`swiglu`]).
 //!
 //! Everything is computed in f32 and rounded once, whatever the dtype. CubeCL devices run one kernel for each; elsewhere, and
-//! for sizes that the kernels do not take, [`mod@reference`] runs in tensor operations. [`kernel`] says which it will be.
+//! for sizes that the kernels do not take, [`mod@reference`] runs in tensor operations. [`kernel`] says which it will be,
+//! and why.
 
 #![warn(missing_docs)]
 
@@ -14,15 +15,15 @@ mod cube;
 #[cfg(feature = "cube")]
 mod extension;
 mod gate;
+mod layer;
 mod norm;
 pub mod reference;
 mod rotate;
 
-use burn::tensor::Device;
 #[cfg(feature = "cube")]
 use burn::{
     backend::{
-        Dispatch, DispatchDevice,
+        Dispatch,
         tensor::{FloatTensor, IntTensor},
     },
     tensor::{DType, Int, Tensor},
@@ -31,22 +32,9 @@ use burn::{
 #[cfg(feature = "cube")]
 pub use extension::LayerOps;
 pub use gate::{gated_add, swiglu};
+pub use layer::{Layer, kernel};
 pub use norm::{Norm, layer_norm, modulated_norm, scaled_norm};
 pub use rotate::{HeadNorm, Pairs, norm_and_rotate, rms_norm};
-
-/// Whether rows of `size` values, in heads of `head_dim`, run in a kernel of `device`, or why they do not.
-///
-/// # Errors
-///
-/// The reason.
-#[cfg_attr(not(feature = "cube"), allow(unused_variables))]
-pub fn kernel(device: &Device, size: usize, head_dim: usize) -> Result<(), String> {
-    #[cfg(feature = "cube")]
-    if let DispatchDevice::Cube(cube) = device.as_dispatch() {
-        return cube::supports(cube, size, head_dim);
-    }
-    Err(format!("no kernel for {device:?}"))
-}
 
 /// Which row of a table of `n` each of `count` rows takes: `rows` says so, or else equally many rows one after the other share
 /// one.

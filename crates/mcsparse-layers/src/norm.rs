@@ -5,7 +5,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 #[cfg(feature = "cube")]
-use crate::{LayerOps, f32_table, kernel, row_numbers};
+use crate::{Layer, LayerOps, f32_table, kernel, row_numbers};
 use crate::{check_rows, reference};
 
 /// How [`scaled_norm`] treats a row.
@@ -61,7 +61,7 @@ pub fn scaled_norm(
     }
     check_rows("norm", n, count, rows.as_ref().map(Tensor::dims));
     #[cfg(feature = "cube")]
-    if kernel(&x.device(), size, size).is_ok() {
+    if kernel(&x.device(), Layer::Norm { size }).is_ok() {
         let (x, scale, shift) = (x.into_dispatch(), f32_table(scale), f32_table(shift));
         return Tensor::from_dispatch(match rows {
             Some(rows) => <Dispatch as LayerOps>::dit_norm_by_row(x, scale, shift, row_numbers(rows), norm),

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 
 use crate::reference;
 #[cfg(feature = "cube")]
-use crate::{LayerOps, cube, f32_table, kernel};
+use crate::{Layer, LayerOps, f32_table, kernel};
 
 /// Which values of a head turn together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,6 +37,11 @@ impl HeadNorm {
         assert_eq!(weight.dims(), [weights], "{what}: weight");
         size / heads
     }
+
+    #[cfg(feature = "cube")]
+    fn layer(self, head_dim: usize, turned: usize) -> Layer {
+        Layer::HeadNorm { heads: self.heads, head_dim, turned }
+    }
 }
 
 /// Root-mean-square norm with weights, in f32.
@@ -54,7 +59,7 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, norm: HeadNorm) -> Tensor<3> {
     let rows = x.dims()[0];
     let head_dim = norm.head_dim("rms_norm", &x, &weight);
     #[cfg(feature = "cube")]
-    if kernel(&x.device(), norm.heads * head_dim, head_dim).is_ok() {
+    if kernel(&x.device(), norm.layer(head_dim, 0)).is_ok() {
         let normed = <Dispatch as LayerOps>::dit_rms_norm(x.into_dispatch(), f32_table(weight), norm);
         return Tensor::<2>::from_dispatch(normed).reshape([rows, norm.heads, head_dim]);
     }
@@ -90,7 +95,7 @@ pub fn norm_and_rotate(
         "norm_and_rotate: cos: {tokens} tokens do not go into {rows} rows"
     );
     #[cfg(feature = "cube")]
-    if kernel(&x.device(), norm.heads * head_dim, head_dim).is_ok() && cube::turns(2 * half) {
+    if half > 0 && kernel(&x.device(), norm.layer(head_dim, 2 * half)).is_ok() {
         let rotated: Tensor<2> = Tensor::from_dispatch(<Dispatch as LayerOps>::dit_norm_and_rotate(
             x.into_dispatch(),
             f32_table(weight),

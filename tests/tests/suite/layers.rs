@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use mcsparse_layers::{
-    HeadNorm, Norm, Pairs, gated_add, kernel, layer_norm, modulated_norm, norm_and_rotate, reference, rms_norm,
+    HeadNorm, Layer, Norm, Pairs, gated_add, kernel, layer_norm, modulated_norm, norm_and_rotate, reference, rms_norm,
     scaled_norm, swiglu,
 };
 use mcsparse_tests::{
@@ -203,10 +203,55 @@ fn rows_of_large_models() {
     }
     norm_case(2, 5376, 3, DType::F32, reference_tolerance()).unwrap();
     rotate_case([2, 56, 128, 96], 4, DType::F32, reference_tolerance()).unwrap();
-    if !is_flex() {
-        for (size, head_dim) in [(5120, 128), (5376, 5376), (7168, 128), (16, 8)] {
-            kernel(&device(), size, head_dim).unwrap();
+}
+
+/// Each layer asks only for what its own kernel needs, and a refusal says which layer and why.
+#[test]
+fn what_kernels_take() {
+    let heads = |heads, head_dim, turned| Layer::HeadNorm { heads, head_dim, turned };
+    let taken = [
+        Layer::Norm { size: 5120 },
+        Layer::Norm { size: 5376 },
+        // A vector, not two.
+        Layer::Norm { size: 12 },
+        // As long as the registers allow; the sums of heads do not count here.
+        Layer::Norm { size: 16_384 },
+        Layer::GatedAdd { size: 4 },
+        Layer::GatedAdd { size: 16_388 },
+        Layer::GatedAdd { size: 100_000 },
+        Layer::SwiGlu { hidden: 4 },
+        Layer::SwiGlu { hidden: 28_672 },
+        heads(40, 128, 128),
+        heads(56, 128, 96),
+        heads(2, 8, 0),
+    ];
+    for layer in taken {
+        match kernel(&device(), layer) {
+            Ok(()) => assert!(!is_flex(), "{layer}"),
+            Err(reason) => assert!(is_flex() && reason.contains("no kernel for"), "{reason}"),
         }
     }
-    assert!(kernel(&device(), 30, 6).is_err());
+    let refused = [
+        (Layer::Norm { size: 30 }, "a multiple of 4"),
+        (Layer::Norm { size: 16_388 }, "at most 16384"),
+        (Layer::GatedAdd { size: 0 }, "rows of 0 values"),
+        (Layer::GatedAdd { size: 30 }, "a multiple of 4"),
+        (Layer::SwiGlu { hidden: 30 }, "a multiple of 4"),
+        (heads(5, 6, 0), "multiples of 8"),
+        (heads(2, 16, 12), "multiples of 8"),
+        (heads(2000, 8, 8), "shared memory"),
+    ];
+    for (layer, why) in refused {
+        let reason = kernel(&device(), layer).unwrap_err();
+        assert!(reason.starts_with(&layer.to_string()), "{reason}");
+        assert!(is_flex() || reason.contains(why), "{reason}");
+    }
+}
+
+/// Rows longer than registers hold, which only norms hold there; and norms as long as they may be.
+#[test]
+fn long_rows() {
+    gate_case(2, 20_004, 7, DType::F32, reference_tolerance()).unwrap();
+    norm_case(1, 16_384, 8, DType::F32, reference_tolerance()).unwrap();
+    norm_case(2, 12, 9, DType::F32, reference_tolerance()).unwrap();
 }

@@ -51,3 +51,29 @@ fn nothing_is_left_to_be_filled_in() {
         assert!(!text.contains("@@"), "{name} has a gap");
     }
 }
+
+/// Whoever gets a crate alone gets its licences, and is told what it is.
+#[test]
+fn every_crate_has_licences_a_readme_and_a_description() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |path: std::path::PathBuf| {
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let mut seen = 0;
+    for entry in std::fs::read_dir(root.join("crates")).unwrap() {
+        let folder = entry.unwrap().path();
+        let name = folder.file_name().unwrap().to_str().unwrap();
+        for license in ["LICENSE-MIT", "LICENSE-APACHE"] {
+            assert_eq!(read(folder.join(license)), read(root.join(license)), "{name}: {license}");
+        }
+        assert!(read(folder.join("README.md")).starts_with(&format!("# {name}\n")), "{name}");
+        let manifest = read(folder.join("Cargo.toml"));
+        for key in ["license.workspace = true", "keywords.workspace = true", "categories.workspace = true"] {
+            assert!(manifest.contains(key), "{name}: {key}");
+        }
+        let description = manifest.lines().find_map(|line| line.strip_prefix("description = ")).unwrap_or_default();
+        assert!(description.len() > 20, "{name}: {description}");
+        seen += 1;
+    }
+    assert!(seen >= 4, "{seen} crates");
+}

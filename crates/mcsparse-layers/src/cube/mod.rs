@@ -17,7 +17,7 @@ use burn_cubecl::{
 };
 use cubecl::prelude::*;
 
-use crate::{HeadNorm, LayerOps, Norm, Pairs};
+use crate::{HeadNorm, Layer, LayerOps, Norm, Pairs};
 
 /// Units of a cube at most: the WebGPU limit.
 const UNITS: usize = 256;
@@ -27,34 +27,44 @@ const FEWEST: usize = 64;
 const VECTOR: usize = 4;
 /// Cubes along the first axis of a launch, below the WebGPU limit of 65,535; more go along the second.
 const CUBES_X: usize = 32_768;
-/// Bytes of shared memory that a row may take.
+/// Bytes of shared memory that a row may take: the WebGPU limit.
 const SHARED_BYTES: usize = 16 * 1024;
 /// Values of a row at most: 64 in the registers of each unit.
 const LONGEST: usize = 64 * UNITS;
 
-/// Whether rows of `size` values in heads of `head_dim` can be run.
-pub(crate) fn supports(device: &CubeDevice, size: usize, head_dim: usize) -> Result<(), String> {
+/// Whether `layer` can be run: rows go by vectors, what a unit holds fits its registers, and what a cube shares fits.
+pub(crate) fn supports(device: &CubeDevice, layer: Layer) -> Result<(), String> {
     let client = device.client();
     let hardware = &client.properties().hardware;
-    // Halves of a head are read by vectors, too.
-    if !size.is_multiple_of(VECTOR) || !head_dim.is_multiple_of(2 * VECTOR) {
-        return Err(format!(
-            "rows of {size} values in heads of {head_dim}, multiples of {VECTOR} and {} needed",
-            2 * VECTOR
-        ));
+    // Values of a row, values of shared memory, and whether units hold their part of a row in registers.
+    let (size, shared, held) = match layer {
+        // These go along a row, however long it is, and share nothing.
+        Layer::GatedAdd { size } | Layer::SwiGlu { hidden: size } => (size, 0, false),
+        Layer::Norm { size } => (size, sums::scratch(UNITS), true),
+        Layer::HeadNorm { heads, head_dim, turned } => {
+            // Halves of a head and of what turns are read by vectors, too.
+            let whole = 2 * VECTOR;
+            if head_dim == 0 || !head_dim.is_multiple_of(whole) || !turned.is_multiple_of(whole) {
+                return Err(format!("head and turned values: multiples of {whole} needed"));
+            }
+            (heads * head_dim, rotate::scratch(heads * head_dim, head_dim), true)
+        }
+    };
+    if size == 0 || !size.is_multiple_of(VECTOR) {
+        return Err(format!("rows of {size} values, a multiple of {VECTOR} needed"));
     }
-    if size > LONGEST || 4 * rotate::scratch(size, head_dim) > SHARED_BYTES {
-        return Err(format!("rows of {size} values are too long"));
+    if held && size > LONGEST {
+        return Err(format!("rows of {size} values, at most {LONGEST} fit the registers"));
     }
-    if hardware.max_units_per_cube < UNITS as u32 || hardware.max_shared_memory_size < SHARED_BYTES {
-        return Err("too few units or too little shared memory".into());
+    let (bytes, room) = (4 * shared, SHARED_BYTES.min(hardware.max_shared_memory_size));
+    if bytes > room {
+        return Err(format!("{bytes} bytes of shared memory needed, {room} there"));
+    }
+    let needed = units(size / VECTOR);
+    if (hardware.max_units_per_cube as usize) < needed {
+        return Err(format!("{needed} units a cube needed, {} there", hardware.max_units_per_cube));
     }
     Ok(())
-}
-
-/// Whether `turned` values of a head can turn in the kernel.
-pub(crate) fn turns(turned: usize) -> bool {
-    turned > 0 && turned.is_multiple_of(2 * VECTOR)
 }
 
 /// Units of a cube for a row of `vectors` vectors: a power of two, each with three vectors or more if the row is long enough,
