@@ -144,7 +144,8 @@ pub(crate) fn forward(
         }
         _ => {
             let (output, lse) = run.dense(query, key, value, cache);
-            if call.kind == kind {
+            // Layers that are always dense have no anchors.
+            if !config.dense_layers.contains(&layer) {
                 run.keep_lse(lse, &call, cache);
             }
             output

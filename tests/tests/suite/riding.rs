@@ -156,3 +156,22 @@ fn riding_anchors_ignore_passes_of_other_sizes() {
     let slot = &cache.slots()[0];
     case.assert_selection_by(&Route::kernel("exact"), &lse, slot.order(), &slot.indices());
 }
+
+#[test]
+fn riding_keeps_nothing_for_dense_layers() {
+    let config = config(vec![1]);
+    assert_eq!(config.dense_layers, [0]);
+    let mut cache = MetaCache::new(&config, 3).unwrap();
+    let held: Vec<usize> = (0..2)
+        .map(|layer| {
+            let before = cache.size_in_bytes();
+            if layer == 0 {
+                cache.begin_step(0).unwrap();
+            }
+            let [q, k, v] = qkv(0, DType::F32);
+            config.init(layer).unwrap().forward(q, k, v, &mut cache).unwrap();
+            cache.size_in_bytes() - before
+        })
+        .collect();
+    assert_eq!(held, [0, SHAPE.batch * SHAPE.kv_heads * SHAPE.shared * SHAPE.tokens * 4]);
+}

@@ -186,9 +186,19 @@ fn warpgroup_repeats() {
         let lists = case.random_lists(13, 0..520);
         let (dense, sparse) = (kernel(&case, Stage::Dense), kernel(&case, Stage::Sparse));
         let first = (case.dense(&dense).0.to_data(), case.sparse(&sparse, &lists, Epilogue::Output).0.to_data());
+        let riding = ops::attend_and_select_route(&case.problem(), case.group_size, Kernels::Auto);
+        let before = case.dense(&dense).1;
+        let both = || {
+            let ([q, k, v], order) = (case.qkv.clone(), lists.order.clone());
+            let (output, lse, indices) =
+                ops::attend_and_select(&riding, q, k, v, order, before.clone(), case.select_options());
+            [output.to_data(), lse.to_data(), indices.to_data()]
+        };
+        let rode = both();
         for run in 1..runs {
             assert_eq!(case.dense(&dense).0.to_data(), first.0, "{dense}: run {run}");
             assert_eq!(case.sparse(&sparse, &lists, Epilogue::Output).0.to_data(), first.1, "{sparse}: run {run}");
+            assert_eq!(both(), rode, "{riding}: run {run}");
         }
     }
 }
