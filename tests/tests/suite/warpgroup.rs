@@ -198,7 +198,10 @@ fn warpgroup_repeats() {
         for run in 1..runs {
             assert_eq!(case.dense(&dense).0.to_data(), first.0, "{dense}: run {run}");
             assert_eq!(case.sparse(&sparse, &lists, Epilogue::Output).0.to_data(), first.1, "{sparse}: run {run}");
-            assert_eq!(both(), rode, "{riding}: run {run}");
+            // Elsewhere it is the reference, which other tests repeat.
+            if matches!(riding, Route::Kernel { .. }) {
+                assert_eq!(both(), rode, "{riding}: run {run}");
+            }
         }
     }
 }
