@@ -49,9 +49,9 @@ pub(in super::super::super) struct Tile {
 
 impl Tile {
     /// Keys of a step whose products start before the exponentials of the others: as many as leave the last weights room
-    /// beside the next scores. Reading by elements takes registers of its own.
+    /// beside the next scores. Reading by elements and column sums take registers of their own.
     pub const fn first_keys(&self) -> usize {
-        if self.whole { 80 } else { 96 }
+        if self.whole && !self.rides { 80 } else { 96 }
     }
 
     /// Whether queries are picked by the order.
