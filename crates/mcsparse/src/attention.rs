@@ -124,8 +124,10 @@ pub(crate) fn forward(
             let slope = config.residual_forecast.is_some();
             cache.check_room(&call, &run.slot_shape(), run.formats(), slope)?;
             match config.schedule.refresh {
-                Refresh::All => None,
-                Refresh::Residual => cache.kept_slot(&call, &run.slot_shape(), &problem)?,
+                Refresh::Residual if cache.is_renewable(&call.key) => {
+                    cache.kept_slot(&call, &run.slot_shape(), &problem)?
+                }
+                Refresh::All | Refresh::Residual => None,
             }
         }
         StepKind::Dense => None,

@@ -248,6 +248,16 @@ mod tests {
         assert_eq!(serde_json::from_str::<McSparseConfig>(&json).unwrap(), config);
     }
 
+    /// JSON that was written before an option existed.
+    #[test]
+    fn reads_settings_without_the_newest_options() {
+        let config = McSparseConfig::density(0.2);
+        let mut json = serde_json::to_value(&config).unwrap();
+        json.as_object_mut().unwrap().remove("residual_forecast").unwrap();
+        json["schedule"].as_object_mut().unwrap().remove("refresh").unwrap();
+        assert_eq!(serde_json::from_value::<McSparseConfig>(json).unwrap(), config);
+    }
+
     #[test]
     fn refuses_by_name() {
         let message = |c: McSparseConfig| c.init(0).unwrap_err().to_string();

@@ -48,7 +48,7 @@ pub enum Refresh {
     All,
     /// All of it at the first anchor of a layer and branch, and the residual alone at those after it: they save grouping and
     /// selection, and cost a dense attention and a sparse one. docs/findings.md has what that is worth. Anchors that follow a
-    /// drift bound are of this kind too.
+    /// drift bound are of this kind too. A slot from a file counts for none: groups and keys of another run are not kept.
     Residual,
 }
 

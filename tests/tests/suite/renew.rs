@@ -2,13 +2,13 @@
 
 use burn::tensor::{Tensor, Tolerance};
 use mcsparse::{
-    Anchors, HeadParallel, IndexFormat, McSparse, McSparseConfig, MetaCache, Placement, Refresh, ResidualFormat,
-    ResidualGain, Schedule, Selection, SelfAttention, SinkTokens, Slot, StepKind, ops::Stage,
+    Anchors, Branch, HeadParallel, IndexFormat, McSparse, McSparseConfig, MetaCache, Placement, Refresh,
+    ResidualFormat, ResidualGain, Schedule, Selection, SelfAttention, SinkTokens, Slot, StepKind, Tail, ops::Stage,
 };
 use mcsparse_tests::{
     Shape,
     case::reference_tolerance,
-    device,
+    device, half_dtypes,
     naive::{Naive, index_rows},
     relative_error, relative_error_of, values,
 };
@@ -227,4 +227,110 @@ fn heads_on_two_devices_renew_alike() {
         let expected = whole.attend(1, q.clone(), k.clone(), v.clone()).unwrap();
         assert!(relative_error(&parts.attend(1, q, k, v).unwrap(), &expected) < 1e-6, "step {step}");
     }
+}
+
+/// Forecasts beside sinks and a tail, whose residual is another one: at every reuse step the output less the sparse part (that of a run
+/// without residual) is the line through the exact residuals.
+#[test]
+fn forecasts_go_with_sinks_and_tails() {
+    let sink = SinkTokens { prefix: 2, suffix: 3, within_budget: false };
+    for (tail, workspace) in [(Tail::Dropped, 5_000), (Tail::BlockMeans { block: 8 }, 1 << 24)] {
+        let plain = config().with_sink(sink).with_tail(tail).with_workspace_bytes(workspace);
+        let forecast = plain.clone().with_residual_forecast(Some(0.5));
+        let bare = plain.with_residual_gain(ResidualGain::constant(0.0));
+        let (mut cache, mut without) = (fresh(&forecast), fresh(&bare));
+        let mut line: Vec<(usize, Vec<f64>)> = Vec::new();
+        for step in 0..STEPS {
+            let output = values(&run(&forecast, &mut cache, step..step + 1)[0]);
+            let sparse = values(&run(&bare, &mut without, step..step + 1)[0]);
+            if [1, 3, 5].contains(&step) {
+                line.push((step, residual(&cache.slots()[0], sink)));
+                continue;
+            }
+            let Some((at, now)) = line.last() else { continue };
+            let (then, before) = &line[line.len().saturating_sub(2)];
+            let times = if then == at { 0.0 } else { 0.5 * (step - at) as f64 / (at - then) as f64 };
+            let expected: Vec<f64> =
+                (0..now.len()).map(|i| sparse[i] + now[i] + times * (now[i] - before[i])).collect();
+            let error = relative_error_of(&output, &expected);
+            assert!(error < 1e-4, "{tail:?}, step {step}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn half_precision_forecasts_follow_those_of_f32() {
+    for (dtype, limit) in half_dtypes(&device(), "forecasts") {
+        let config = config().with_residual_forecast(Some(1.0));
+        // Keys of the rounded inputs, in both runs.
+        let rounded = |step: usize| qkv(step).map(|t| t.cast(dtype));
+        let (mut half, mut full) = (McSparse::new(&config, STEPS).unwrap(), McSparse::new(&config, STEPS).unwrap());
+        for step in 0..STEPS {
+            half.begin_step(step).unwrap();
+            full.begin_step(step).unwrap();
+            let [q, k, v] = rounded(step);
+            let wide = [&q, &k, &v].map(|t| t.clone().cast(burn::tensor::DType::F32));
+            let [wq, wk, wv] = wide;
+            let (got, expected) = (half.attend(1, q, k, v).unwrap(), full.attend(1, wq, wk, wv).unwrap());
+            assert_eq!(got.dtype(), dtype);
+            let error = relative_error(&got, &expected);
+            println!("{dtype:?} step {step}: {error:e}");
+            assert!(error < 4.0 * limit, "{dtype:?}, step {step}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn branches_have_lines_of_their_own() {
+    let config = config().with_residual_forecast(Some(1.0));
+    let (one, other) = (Branch::conditional(), Branch::unconditional());
+    let mut both = McSparse::new(&config, STEPS).unwrap();
+    let mut alone = [McSparse::new(&config, STEPS).unwrap(), McSparse::new(&config, STEPS).unwrap()];
+    for step in 0..STEPS {
+        both.begin_step(step).unwrap();
+        for (i, branch) in [&one, &other].into_iter().enumerate() {
+            let [q, k, v] = qkv(step + 3 * i);
+            both.begin_branch(branch).unwrap();
+            alone[i].begin_step(step).unwrap();
+            let expected = alone[i].attend(1, q.clone(), k.clone(), v.clone()).unwrap();
+            let got = both.attend(1, q, k, v).unwrap();
+            got.to_data().assert_eq(&expected.to_data(), true);
+        }
+    }
+}
+
+/// With one anchor there is nothing to renew and no line: the options change no bit.
+#[test]
+fn one_anchor_is_the_published_method_bit_for_bit() {
+    let published = config().with_schedule(Schedule::warm_up(2));
+    let options = published.clone().with_schedule(Schedule::warm_up(2).with_refresh(Refresh::Residual));
+    let options = options.with_residual_forecast(Some(1.0));
+    let (mut a, mut b) = (fresh(&published), fresh(&options));
+    for (a, b) in run(&published, &mut a, 0..STEPS).iter().zip(run(&options, &mut b, 0..STEPS)) {
+        a.to_data().assert_eq(&b.to_data(), true);
+    }
+    assert_eq!(a.size_in_bytes(), b.size_in_bytes());
+    assert_eq!(b.report().extrapolated_residuals(), 0);
+}
+
+/// A slot from a file is another run's: the first anchor finds groups and keys of its own, as it does without a file.
+#[test]
+fn the_first_anchor_renews_a_loaded_slot_whole() {
+    // With a dense step before the anchor, whose log-sum-exps it selects by.
+    let config = config().with_residual_forecast(Some(1.0)).with_selection(Selection::Riding);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut other = fresh(&config);
+    let attention = config.init(1).unwrap();
+    for step in 0..2 {
+        other.begin_step(step).unwrap();
+        let [q, k, v] = Shape { seed: 1234, ..SHAPE }.qkv(&device());
+        attention.forward(q, k, v, &mut other).unwrap();
+    }
+    other.save(file.path()).unwrap();
+    let (mut plain, mut loaded) = (fresh(&config), fresh(&config));
+    loaded.load(file.path(), &device()).unwrap();
+    for (a, b) in run(&config, &mut plain, 0..STEPS).iter().zip(run(&config, &mut loaded, 0..STEPS)) {
+        a.to_data().assert_eq(&b.to_data(), true);
+    }
+    assert!((plain.report().effective_density() - loaded.report().effective_density()).abs() < 1e-12);
 }

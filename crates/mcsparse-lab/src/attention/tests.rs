@@ -1,7 +1,7 @@
 //! Every recipe against direct formulas in f64 on the host.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use mcsparse::{Anchors, McSparse, McSparseConfig, Schedule as Steps, SelfAttention};
+use mcsparse::{Anchors, McSparse, McSparseConfig, Refresh as Renew, Schedule as Steps, SelfAttention};
 
 use super::{
     clusters::k_means,
@@ -468,6 +468,24 @@ fn the_parts_together_are_the_library_s_method() {
     assert_eq!(ours.anchors(), [1, 3]);
     // 11 of 45 keys: the library counts whole keys, the lab the density that was asked for.
     assert!((ours.effective_density() - theirs.report().effective_density()).abs() < 0.01);
+}
+
+#[test]
+fn renewals_and_forecasts_are_those_of_the_library() {
+    let (density, steps) = (0.25, 9);
+    let plan = Steps::warm_up(2).with_anchors(Anchors::At(vec![1, 3, 6])).with_refresh(Renew::Residual);
+    for damping in [None, Some(0.5), Some(1.0)] {
+        let config = McSparseConfig::density(density).with_group_size(8).with_schedule(plan.clone());
+        let mut theirs = McSparse::new(&config.with_residual_forecast(damping), steps).unwrap();
+        let residual = damping.map_or(Residual::Added, |damping| Residual::Forecast { damping });
+        let recipe = Recipe { refresh: Refresh::FirstAnchor, ..mc_sparse(density, 8) }.with_residual(residual);
+        let schedule = Schedule::new(plan.plan(steps).unwrap(), vec![0]);
+        let mut ours = LabAttention::new(recipe, schedule, Layout::raster(45)).unwrap();
+        for (step, (ours, theirs)) in run(&mut ours, 45, steps).iter().zip(run(&mut theirs, 45, steps)).enumerate() {
+            assert_close(ours, &theirs, &format!("{damping:?}, step {step}"));
+        }
+        assert!((ours.effective_density() - theirs.report().effective_density()).abs() < 0.01);
+    }
 }
 
 #[test]

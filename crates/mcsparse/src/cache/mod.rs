@@ -222,11 +222,6 @@ impl MetaCache {
         self.schedule.drift_bound.map(|_| &mut self.drift)
     }
 
-    /// Whether an anchor has filled the slot of `key`.
-    pub(crate) fn has_slot(&self, key: &SlotKey) -> bool {
-        self.sequence.contains(key)
-    }
-
     /// Log-sum-exps of the slots' last dense passes.
     pub(crate) fn earlier_mut(&mut self) -> &mut Earlier {
         &mut self.earlier

@@ -11,12 +11,23 @@ impl MetaCache {
     /// The slot that a reuse call reads, filled by the latest anchor or loaded from a file, on the device of
     /// `problem`.
     pub(crate) fn reused_slot(&mut self, call: &Call, shape: &SlotShape, problem: &Problem) -> Result<Slot, Error> {
-        let on_device = self.slots.iter().find(|slot| slot.key() == &call.key).map(Slot::step);
-        match on_device.or_else(|| self.host.find(&call.key).map(|slot| slot.step)) {
+        match self.slot_step(&call.key) {
             Some(step) => self.check_age(call, step)?,
             None => return Err(self.no_slot(call)),
         }
         Ok(self.kept_slot(call, shape, problem)?.expect("it is there"))
+    }
+
+    /// The step of the anchor that the slot of `key` is from, itself `None` if it came from a file; `None` if there is no slot.
+    fn slot_step(&self, key: &SlotKey) -> Option<Option<usize>> {
+        let on_device = self.slots.iter().find(|slot| slot.key() == key).map(Slot::step);
+        on_device.or_else(|| self.host.find(key).map(|slot| slot.step))
+    }
+
+    /// Whether an anchor of this run has filled the slot of `key`, so that a later one may renew the residual alone. Groups and
+    /// keys from a file are another run's.
+    pub(crate) fn is_renewable(&self, key: &SlotKey) -> bool {
+        matches!(self.slot_step(key), Some(Some(_)))
     }
 
     /// The slot of a call from whatever anchor, on the device of `problem`; `None` before the first one.

@@ -24,7 +24,7 @@ pub(crate) struct Anchored {
 impl Run<'_> {
     /// Keeps the log-sum-exps of a dense step's pass if the next one is an anchor that selects by them.
     pub fn keep_lse(&self, lse: Tensor<3>, call: &Call, cache: &mut MetaCache) {
-        let kept = self.config.schedule.refresh == Refresh::Residual && cache.has_slot(&call.key);
+        let kept = self.config.schedule.refresh == Refresh::Residual && cache.is_renewable(&call.key);
         if self.config.selection == Selection::Riding && cache.anchor_follows(call.step) && !kept {
             let rows = self.grouped_rows(lse);
             cache.earlier_mut().keep(&call.key, rows);

@@ -25,7 +25,7 @@ impl Run<'_> {
     ) -> Anchored {
         let (output, _) = self.dense(query.clone(), key.clone(), value.clone(), cache);
         let (rows, dense) = (self.grouped_rows(query), self.grouped_rows(output.clone()));
-        // Slots from a file have no step to measure a change from.
+        // Steps since the last renewal, which the change is measured over.
         let age = slot.step().and_then(|then| call.step.checked_sub(then)).filter(|&age| age > 0);
         let age = age.filter(|_| self.config.residual_forecast.is_some());
         let (mut residuals, mut slopes, mut watched) = (Vec::new(), Vec::new(), Vec::new());
