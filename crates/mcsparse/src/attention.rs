@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use burn::{module::Module, tensor::Tensor};
 
 use crate::{
-    Anchors, Error, McSparseConfig, MetaCache, Refresh, Schedule, Selection, StepKind,
+    Anchors, Error, McSparseConfig, MetaCache, Refresh, Schedule, StepKind,
     check::{Problem, not_finite},
     stages::Run,
 };
@@ -51,15 +51,12 @@ impl McSparseAttention {
     /// If the device fails.
     pub fn warm_up(&self, query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Result<Duration, Error> {
         let (device, started) = (query.device(), Instant::now());
-        // An anchor, another one where it may select by the first or renew the residual alone, and a step that reuses it.
-        let refresh = self.config.schedule.refresh;
-        let one = self.config.selection == Selection::Exact && refresh == Refresh::All;
-        let anchors = if one { vec![0] } else { vec![0, 1] };
-        let steps = anchors.len() + 1;
-        let schedule = Schedule::warm_up(0).with_anchors(Anchors::At(anchors)).with_refresh(refresh);
+        // A dense step, an anchor that may select by it, one that may renew the residual alone, and a step that reuses it.
+        let schedule = Schedule::warm_up(2).with_anchors(Anchors::At(vec![1, 2]));
+        let schedule = schedule.with_refresh(self.config.schedule.refresh);
         let config = McSparseConfig { schedule, dense_layers: Default::default(), ..self.config.clone() };
-        let mut cache = MetaCache::new(&config, steps)?;
-        for step in 0..steps {
+        let mut cache = MetaCache::new(&config, 4)?;
+        for step in 0..4 {
             cache.begin_step(step)?;
             forward(&config, self.layer, query.clone(), key.clone(), value.clone(), &mut cache)?;
         }
@@ -141,24 +138,20 @@ pub(crate) fn forward(
                 None => run.anchor(query, key, value, &call, cache),
             };
             cache.store(anchor.slot);
+            if let Some(lse) = anchor.lse {
+                run.keep_lse(lse, &call, cache);
+            }
             scores_again = anchor.scores_again;
             anchor.output
         }
-        _ => {
-            let (output, lse) = run.dense(query, key, value, cache);
-            // Layers that are always dense have no anchors.
-            if !config.dense_layers.contains(&layer) {
-                run.keep_lse(lse, &call, cache);
-            }
-            output
-        }
+        _ => run.dense_step(query, key, value, &call, cache),
     };
 
     let dense_pairs = (problem.batch * problem.heads) as f64 * (problem.queries as f64).powi(2);
     let share = match kind {
         StepKind::Dense => 1.0,
         StepKind::Anchor if scores_again => budget.anchor_density(),
-        StepKind::Anchor => budget.riding_anchor_density(),
+        StepKind::Anchor => budget.anchor_density_without_scores(),
         StepKind::Reuse => budget.reuse_density(),
     };
     cache.report_mut().add_pairs(share * dense_pairs, dense_pairs);

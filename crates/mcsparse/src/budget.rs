@@ -94,18 +94,14 @@ impl Budget {
     /// Work of an anchor step as a share of dense attention: dense attention itself, the scores of the grouped rows once
     /// more (half of their attention), and their sparse attention for the residual.
     pub fn anchor_density(&self) -> f64 {
-        self.riding_anchor_density() + 0.5 * (self.tokens - self.sinks) as f64 / self.tokens as f64
+        self.anchor_density_without_scores() + 0.5 * (self.tokens - self.sinks) as f64 / self.tokens as f64
     }
 
-    /// The same where column sums ride in the dense pass, see [`crate::Selection::Riding`]: without the scores once more.
-    pub fn riding_anchor_density(&self) -> f64 {
+    /// The same of an anchor that does not compute the scores once more: column sums ride in the dense pass
+    /// ([`crate::Selection::Riding`]), or the residual alone is renewed ([`crate::Refresh::Residual`]).
+    pub fn anchor_density_without_scores(&self) -> f64 {
         let (n, rows) = (self.tokens as f64, (self.tokens - self.sinks) as f64);
         1.0 + rows * (self.keys + self.means) as f64 / (n * n)
-    }
-
-    /// The same of an anchor that renews the residual alone, see [`crate::Refresh::Residual`]: dense and sparse attention.
-    pub fn residual_anchor_density(&self) -> f64 {
-        self.riding_anchor_density()
     }
 
     /// Kept keys as a share of all keys, sinks included.

@@ -19,6 +19,8 @@ use crate::{
 /// device. The model and everything around attention stay on the device that the tensors come from, which may be one of them.
 /// Between CUDA devices of one host Burn copies through NCCL where its library is found, through host memory elsewhere.
 ///
+/// If one device refuses a call the others have taken it, so that it cannot be repeated: the run is over.
+///
 /// Query heads that share a key and value head stay together. Where key/value heads do not share out evenly, the first devices
 /// get one more.
 #[derive(Debug)]

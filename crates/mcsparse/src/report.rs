@@ -155,7 +155,8 @@ impl RunReport {
         self.tail_block = block;
     }
 
-    /// Why anchors selected in a pass of its own although [`crate::Selection::Riding`] was asked for, and how many did.
+    /// Why anchors selected in a pass of its own although [`crate::Selection::Riding`] was asked for, and how many calls did: layers and
+    /// branches count one by one.
     pub fn separate_selections(&self) -> impl Iterator<Item = (&str, usize)> {
         self.separate.iter().map(|(reason, times)| (reason.as_str(), *times))
     }
@@ -242,7 +243,7 @@ impl fmt::Display for RunReport {
             writeln!(f)?;
         }
         for (reason, times) in self.separate_selections() {
-            writeln!(f, "  selection in a pass of its own at {times} anchors: {reason}")?;
+            writeln!(f, "  selection in a pass of its own in {times} calls: {reason}")?;
         }
         if self.tail_block > 0 {
             writeln!(f, "  keys that are not kept stand in as means of {} keys", self.tail_block)?;

@@ -208,11 +208,11 @@ impl Plan {
 
     /// Attention work of the whole run as a share of a dense run, for layers that follow this plan with `budget`: a dense
     /// step counts 1, an anchor [`Budget::anchor_density`] or, if it renews the residual alone,
-    /// [`Budget::residual_anchor_density`], a reuse step [`Budget::reuse_density`].
+    /// [`Budget::anchor_density_without_scores`], a reuse step [`Budget::reuse_density`].
     pub fn effective_density(&self, budget: &Budget) -> f64 {
         let work = |step: usize| match self.kinds[step] {
             StepKind::Dense => 1.0,
-            StepKind::Anchor if self.renews_residual_alone(step) => budget.residual_anchor_density(),
+            StepKind::Anchor if self.renews_residual_alone(step) => budget.anchor_density_without_scores(),
             StepKind::Anchor => budget.anchor_density(),
             StepKind::Reuse => budget.reuse_density(),
         };

@@ -40,7 +40,7 @@ pub fn schedule(kinds: &[StepKind]) -> Option<Schedule> {
 }
 
 /// `schedule` with what anchors of `config` do.
-pub fn of(config: &McSparseConfig, schedule: Schedule) -> Schedule {
+pub fn refreshing_as(config: &McSparseConfig, schedule: Schedule) -> Schedule {
     let Schedule { drift_bound, refresh, .. } = config.schedule;
     Schedule { drift_bound, refresh, ..schedule }
 }
@@ -59,11 +59,11 @@ impl Run {
     /// [`Error::Run`] if the settings are out of range.
     pub fn new(config: &McSparseConfig, kinds: &[StepKind], layers: usize, from: usize) -> Result<Self, Error> {
         let (config, steps) = match schedule(kinds) {
-            Some(schedule) => (config.clone().with_schedule(of(config, schedule)), kinds.len()),
+            Some(schedule) => (config.clone().with_schedule(refreshing_as(config, schedule)), kinds.len()),
             // A plan has a step that reuses; with every layer dense none does.
             None => {
                 let dense = config.clone().with_dense_layers((0..layers).collect());
-                (dense.with_schedule(of(config, Schedule::warm_up(0))), kinds.len() + 1)
+                (dense.with_schedule(refreshing_as(config, Schedule::warm_up(0))), kinds.len() + 1)
             }
         };
         Ok(Self { inner: McSparse::new(&config, steps)?, from })

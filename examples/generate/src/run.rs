@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor, TensorData};
-use mcsparse::{McSparseConfig, Schedule, StepKind};
+use mcsparse::{McSparseConfig, Selection, StepKind};
 use mcsparse_dit::minimax_h3::{self, H3Conditions, H3Euler, H3Velocity, MiniMaxH3};
 use mcsparse_dit::sampler::Sampler;
 use mcsparse_dit::{Conditions, VelocityModel, resume};
 use serde::{Deserialize, Serialize};
 
-use crate::attention::{Run, kinds, of};
+use crate::attention::{Run, kinds};
 use crate::clock::{Clock, Part, sync};
 use crate::error::Error;
 use crate::tensors::{self, TensorFile};
@@ -193,15 +193,23 @@ impl Job<'_> {
         let _ = std::fs::remove_file(self.state_file(arm));
     }
 
+    /// Steps of the rehearsal: an anchor that selects by the step before needs one.
+    fn rehearsed_steps(&self) -> usize {
+        if self.config.selection == Selection::Riding { 3 } else { 2 }
+    }
+
     fn rehearse(&self, run: impl FnOnce(usize, &mut Run) -> Result<(), Error>, sparse: bool) -> Result<(), Error> {
         if !self.rehearsal {
             return Ok(());
         }
-        let steps = 2;
-        let kinds = if sparse { [StepKind::Anchor, StepKind::Reuse] } else { [StepKind::Dense; 2] };
-        let config = self.config.clone().with_schedule(of(&self.config, Schedule::warm_up(1)));
+        let steps = self.rehearsed_steps();
+        let kinds: Vec<_> = match (sparse, steps) {
+            (false, _) => vec![StepKind::Dense; steps],
+            (true, 2) => vec![StepKind::Anchor, StepKind::Reuse],
+            (true, _) => vec![StepKind::Dense, StepKind::Anchor, StepKind::Reuse],
+        };
         let started = Instant::now();
-        run(steps, &mut Run::new(&config, &kinds, self.layers, 0)?)?;
+        run(steps, &mut Run::new(&self.config, &kinds, self.layers, 0)?)?;
         sync(self.device)?;
         if !self.quiet {
             eprintln!("rehearsal, in which kernels are compiled: {:.1} s", started.elapsed().as_secs_f64());
@@ -233,7 +241,7 @@ impl Job<'_> {
                 mcsparse_dit::denoise(model, sampler.as_mut(), noise.clone(), conditions.clone(), run, |_| ())?;
                 Ok(())
             },
-            sparse && model.first_steps(sampler(2)?.timesteps()).len() == 1,
+            sparse && model.first_steps(sampler(self.rehearsed_steps())?.timesteps()).len() == 1,
         )?;
         let mut sampler = sampler(steps)?;
         let (mut latents, mut from) = (noise, 0);

@@ -118,7 +118,7 @@ fn renewed_residuals_are_those_of_the_first_keys() {
         assert!(runs(Stage::Group) == runs(Stage::Select) && runs(Stage::Sparse) == 7 * runs(Stage::Select));
         let budget = config.budget_for(SHAPE.tokens).unwrap();
         let reuse = 4.0 * budget.reuse_density();
-        let work = 1.0 + budget.anchor_density() + 2.0 * budget.residual_anchor_density() + reuse;
+        let work = 1.0 + budget.anchor_density() + 2.0 * budget.anchor_density_without_scores() + reuse;
         assert!((report.effective_density() - work / 8.0).abs() < 1e-12);
         assert!((cache.plan().effective_density(&budget) - work / 8.0).abs() < 1e-12);
         assert_eq!(report.count(StepKind::Anchor), 3);

@@ -117,7 +117,13 @@ fn warpgroup_sparse_attention() {
 /// for every query.
 #[test]
 fn warpgroup_attention_with_selection() {
-    for (i, (case, epsilon)) in cases("warpgroup").into_iter().enumerate() {
+    let mut all = cases("warpgroup");
+    for (dtype, epsilon) in half_dtypes(&device(), "warpgroup") {
+        // 720 groups of one query: as one launch, several for each multiprocessor.
+        let shape = Shape { kv_heads: 4, tokens: 180, group_size: 1, ..BASE };
+        all.push((Case::new("many groups", &shape, 40, &device()).cast(dtype), epsilon));
+    }
+    for (i, (case, epsilon)) in all.into_iter().enumerate() {
         let problem = case.problem();
         let route = ops::attend_and_select_route(&problem, case.group_size, Kernels::Auto);
         if matches!(ops::route(Stage::DenseSelect, &problem, Kernels::Auto), Route::Kernel { .. }) {
@@ -129,14 +135,18 @@ fn warpgroup_attention_with_selection() {
         let before: Vec<f32> =
             exact_lse.iter().enumerate().map(|(j, lse)| (lse + [0.0, 1.5, -0.75][(i + j) % 3]) as f32).collect();
         let before = Tensor::<3>::from_data(TensorData::new(before, [b, h, n]), (&device(), DType::F32));
-        let [q, k, v] = case.qkv.clone();
-        // Several chunks of groups, several groups a cube.
-        let options = SelectOptions { workspace_bytes: 4 * problem.keys * 200, ..case.select_options() };
-        let (output, lse, indices) = ops::attend_and_select(&route, q, k, v, order.clone(), before.clone(), options);
-        judge(&case, &route, "dense", &values(&output), &exact, epsilon, 0.0);
-        let error = absolute_error(&values(&lse), &exact_lse);
-        assert!(error < tolerance(&route), "{}: {route}: log-sum-exp is off by {error:e}", case.name);
-        case.assert_selection_by(&route, &before, &order, &indices);
+        // Several launches, with fewer tiles than multiprocessors or as many; one launch, with several tiles for each.
+        let workspaces = if matches!(route, Route::Kernel { .. }) { vec![200, 1 << 16] } else { vec![200] };
+        for rows in workspaces {
+            let options = SelectOptions { workspace_bytes: 4 * problem.keys * rows, ..case.select_options() };
+            let [q, k, v] = case.qkv.clone();
+            let (output, lse, indices) =
+                ops::attend_and_select(&route, q, k, v, order.clone(), before.clone(), options);
+            judge(&case, &route, "dense", &values(&output), &exact, epsilon, 0.0);
+            let error = absolute_error(&values(&lse), &exact_lse);
+            assert!(error < tolerance(&route), "{}: {route}: log-sum-exp is off by {error:e}", case.name);
+            case.assert_selection_by(&route, &before, &order, &indices);
+        }
     }
 }
 
@@ -195,12 +205,20 @@ fn warpgroup_repeats() {
             [output.to_data(), lse.to_data(), indices.to_data()]
         };
         let rode = both();
+        // 1,040 groups in one launch.
+        let long = || {
+            let [q, k, v] = case.qkv.clone();
+            let options = SelectOptions { workspace_bytes: 1 << 28, group_size: 2, ..case.select_options() };
+            ops::attend_and_select(&riding, q, k, v, lists.order.clone(), before.clone(), options).2.to_data()
+        };
+        let rode_long = matches!(riding, Route::Kernel { .. }).then(&long);
         for run in 1..runs {
             assert_eq!(case.dense(&dense).0.to_data(), first.0, "{dense}: run {run}");
             assert_eq!(case.sparse(&sparse, &lists, Epilogue::Output).0.to_data(), first.1, "{sparse}: run {run}");
             // Elsewhere it is the reference, which other tests repeat.
             if matches!(riding, Route::Kernel { .. }) {
                 assert_eq!(both(), rode, "{riding}: run {run}");
+                assert_eq!(Some(long()), rode_long, "{riding}: long run {run}");
             }
         }
     }

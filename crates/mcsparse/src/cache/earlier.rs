@@ -1,6 +1,9 @@
 //! Log-sum-exps of dense passes, for anchors that select by those of an earlier step; see [`crate::Selection::Riding`].
 
-use burn::{module::Module, tensor::Tensor};
+use burn::{
+    module::Module,
+    tensor::{Device, Tensor},
+};
 
 use super::{slot::SlotKey, stored::bytes};
 
@@ -14,23 +17,38 @@ pub(crate) struct Earlier {
 struct Kept {
     #[module(skip)]
     key: SlotKey,
+    #[module(skip)]
+    step: usize,
     lse: Tensor<3>,
 }
 
 impl Earlier {
-    /// Keeps those of a dense pass instead of what was kept before.
-    pub fn keep(&mut self, key: &SlotKey, lse: Tensor<3>) {
-        match self.kept.iter_mut().find(|kept| kept.key == *key) {
-            Some(kept) => kept.lse = lse,
-            None => self.kept.push(Kept { key: key.clone(), lse }),
-        }
+    /// Keeps those of the dense pass of `step` instead of what was kept before.
+    pub fn keep(&mut self, key: &SlotKey, step: usize, lse: Tensor<3>) {
+        self.kept.retain(|kept| kept.key != *key);
+        self.kept.push(Kept { key: key.clone(), step, lse });
     }
 
-    /// Those of the last dense pass, which are forgotten; `None` without one, or if it was of other sizes.
-    pub fn take(&mut self, key: &SlotKey, dims: [usize; 3]) -> Option<Tensor<3>> {
-        let at = self.kept.iter().position(|kept| kept.key == *key)?;
+    /// Those of the last dense pass, which are forgotten.
+    ///
+    /// # Errors
+    ///
+    /// Why there are none for rows `[batch, heads, rows]` on `device`.
+    pub fn take(&mut self, key: &SlotKey, dims: [usize; 3], device: &Device) -> Result<Tensor<3>, &'static str> {
+        let at = self.kept.iter().position(|kept| kept.key == *key).ok_or("no dense pass came before the anchor")?;
         let lse = self.kept.swap_remove(at).lse;
-        (lse.dims() == dims).then_some(lse)
+        if lse.dims() != dims {
+            return Err("the dense pass before the anchor was of other sizes");
+        }
+        if lse.device() != *device {
+            return Err("the dense pass before the anchor was on another device");
+        }
+        Ok(lse)
+    }
+
+    /// Forgets those of passes before the anchor `step`, which has not taken them.
+    pub fn forget_before(&mut self, step: usize) {
+        self.kept.retain(|kept| kept.step >= step);
     }
 
     /// Bytes of what is kept.

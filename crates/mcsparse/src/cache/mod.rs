@@ -123,6 +123,9 @@ impl MetaCache {
     pub fn begin_step(&mut self, step: usize) -> Result<(), Error> {
         self.clock.begin_step(step)?;
         self.report.set_step(step);
+        if let Some(anchor) = step.checked_sub(1).and_then(|before| self.clock.anchor_before(before)) {
+            self.earlier.forget_before(anchor);
+        }
         let Some(bound) = self.schedule.drift_bound else { return Ok(()) };
         if self.clock.kind(step) == Some(StepKind::Reuse)
             && let Some(change) = self.drift.take()
@@ -233,7 +236,7 @@ impl MetaCache {
         let next = (step + 1..plan.steps()).find(|&later| plan.kind(later) != Some(StepKind::Reuse));
         match next {
             Some(next) => plan.kind(next) == Some(StepKind::Anchor),
-            None => self.schedule.drift_bound.is_some(),
+            None => self.schedule.drift_bound.is_some() && step + 1 < plan.steps(),
         }
     }
 

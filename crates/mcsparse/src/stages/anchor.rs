@@ -17,25 +17,36 @@ use crate::{
 pub(crate) struct Anchored {
     pub output: Tensor<4>,
     pub slot: Slot,
+    /// Log-sum-exps of the grouped rows, of an anchor that selects.
+    pub lse: Option<Tensor<3>>,
     /// Whether all scores were computed a second time, for the selection.
     pub scores_again: bool,
 }
 
 impl Run<'_> {
-    /// Keeps the log-sum-exps of a dense step's pass if the next one is an anchor that selects by them.
-    pub fn keep_lse(&self, lse: Tensor<3>, call: &Call, cache: &mut MetaCache) {
-        let kept = self.config.schedule.refresh == Refresh::Residual && cache.is_renewable(&call.key);
-        if self.config.selection == Selection::Riding && cache.anchor_follows(call.step) && !kept {
-            let rows = self.grouped_rows(lse);
-            cache.earlier_mut().keep(&call.key, rows);
+    /// A dense step: its output.
+    pub fn dense_step(
+        &self,
+        query: Tensor<4>,
+        key: Tensor<4>,
+        value: Tensor<4>,
+        call: &Call,
+        cache: &mut MetaCache,
+    ) -> Tensor<4> {
+        let (output, lse) = self.dense(query, key, value, cache);
+        // Layers that are always dense have no anchors.
+        if !self.config.dense_layers.contains(&call.key.layer) {
+            self.keep_lse(self.grouped_rows(lse), call, cache);
         }
+        output
     }
 
-    /// The same for an anchor, of grouped rows.
-    fn keep_lse_of_anchor(&self, rows: Tensor<3>, call: &Call, cache: &mut MetaCache) {
-        let selects = self.config.schedule.refresh == Refresh::All;
-        if self.config.selection == Selection::Riding && cache.anchor_follows(call.step) && selects {
-            cache.earlier_mut().keep(&call.key, rows);
+    /// Keeps the log-sum-exps `rows` of a dense pass, those of grouped rows, if the next one is an anchor that selects by them. What
+    /// the pass has filled is in the cache by now.
+    pub fn keep_lse(&self, rows: Tensor<3>, call: &Call, cache: &mut MetaCache) {
+        let selects = self.config.schedule.refresh == Refresh::All || !cache.is_renewable(&call.key);
+        if self.config.selection == Selection::Riding && selects && cache.anchor_follows(call.step) {
+            cache.earlier_mut().keep(&call.key, call.step, rows);
         }
     }
 
@@ -93,18 +104,15 @@ impl Run<'_> {
         let order = joined(orders, |orders| Tensor::cat(orders, 1));
         let (lists, residual) = (joined(lists, KeyLists::of_parts), joined(residuals, Residual::of_parts));
         let slot = Slot::new(call.key.clone(), self.slot_shape(), Some(call.step), order, lists, residual);
-        let output = match whole {
-            Some((output, lse)) => {
-                self.keep_lse_of_anchor(self.grouped_rows(lse), call, cache);
-                output
-            }
+        let (output, lse) = match whole {
+            Some((output, lse)) => (output, self.grouped_rows(lse)),
             None => {
                 let output = joined(outputs, |outputs| cat_tokens_first(outputs, 1));
-                self.keep_lse_of_anchor(joined(lses, |lses| Tensor::cat(lses, 1)), call, cache);
-                self.with_sinks(output, query, key, value, cache)
+                let output = self.with_sinks(output, query, key, value, cache);
+                (output, joined(lses, |lses| Tensor::cat(lses, 1)))
             }
         };
-        Anchored { output, slot, scores_again: !rides }
+        Anchored { output, slot, lse: Some(lse), scores_again: !rides }
     }
 
     /// Log-sum-exps of the layer's last dense pass, if keys are to be selected by them, and whether column sums by them can ride in
@@ -119,16 +127,18 @@ impl Run<'_> {
             return (None, false);
         }
         let [batch, heads, queries, _] = rows.dims();
-        let before = cache.earlier_mut().take(&call.key, [batch, heads, queries]);
-        if before.is_none() {
-            cache.report_mut().note_separate_selection("no dense pass came before the anchor");
-            return (None, false);
-        }
+        let before = match cache.earlier_mut().take(&call.key, [batch, heads, queries], &rows.device()) {
+            Ok(before) => before,
+            Err(reason) => {
+                cache.report_mut().note_separate_selection(reason);
+                return (None, false);
+            }
+        };
         match self.riding_route(queries) {
-            Route::Kernel { .. } => (before, true),
+            Route::Kernel { .. } => (Some(before), true),
             Route::Reference { reason } => {
                 cache.report_mut().note_separate_selection(&reason);
-                (before, false)
+                (Some(before), false)
             }
         }
     }

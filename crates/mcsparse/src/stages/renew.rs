@@ -29,7 +29,7 @@ impl Run<'_> {
         let age = slot.step().and_then(|then| call.step.checked_sub(then)).filter(|&age| age > 0);
         let age = age.filter(|_| self.config.residual_forecast.is_some());
         let (mut residuals, mut slopes, mut watched) = (Vec::new(), Vec::new(), Vec::new());
-        for part in self.parts(self.slot_bytes(&slot, age.is_some())) {
+        for part in self.parts(self.slot_scratch_bytes(&slot, age.is_some())) {
             let (order, lists, old) = slot.heads(part.heads.clone());
             let (rows, dense) = (of_heads(&rows, &part.heads), of_heads(&dense, &part.heads));
             let (key, value) = (of_heads(&key, &part.kv_heads), of_heads(&value, &part.kv_heads));
@@ -53,11 +53,11 @@ impl Run<'_> {
         let (order, lists) = (slot.order().clone(), slot.lists().clone());
         let residual = joined(residuals, Residual::of_parts);
         let slot = Slot::new(call.key.clone(), self.slot_shape(), Some(call.step), order, lists, residual);
-        Anchored { output, slot: slot.with_slope(slope), scores_again: false }
+        Anchored { output, slot: slot.with_slope(slope), lse: None, scores_again: false }
     }
 
     /// Bytes that a slot's parts, or attention by them, take beside what is stored, of all heads.
-    pub(super) fn slot_bytes(&self, slot: &Slot, extrapolated: bool) -> usize {
+    pub(super) fn slot_scratch_bytes(&self, slot: &Slot, extrapolated: bool) -> usize {
         let residual = slot.stored_residual();
         let extrapolated = if extrapolated { 2 * residual.decoded_bytes() } else { 0 };
         slot.lists().scratch_bytes() + residual.scratch_bytes() + extrapolated + self.tail_bytes()

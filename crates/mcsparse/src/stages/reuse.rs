@@ -35,7 +35,7 @@ impl Run<'_> {
         cache.report_mut().note_gain(gain);
         cache.report_mut().note_extrapolation(extrapolation.is_some());
         let (mut outputs, mut watched) = (Vec::new(), Vec::new());
-        for part in self.parts(self.slot_bytes(&slot, extrapolation.is_some())) {
+        for part in self.parts(self.slot_scratch_bytes(&slot, extrapolation.is_some())) {
             let (order, lists, residual) = slot.heads(part.heads.clone());
             let (rows, key, value) =
                 (of_heads(&rows, &part.heads), of_heads(&key, &part.kv_heads), of_heads(&value, &part.kv_heads));

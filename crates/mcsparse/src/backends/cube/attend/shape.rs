@@ -123,3 +123,21 @@ pub(super) fn output_row(
         (batch * heads + head) * queries + token
     }
 }
+
+/// [`Sizes`] of a kernel that is compiled and not launched.
+#[cfg(feature = "cuda-source")]
+pub(super) fn sizes() -> SizesCompilationArg {
+    SizesCompilationArg {
+        queries: (),
+        keys: (),
+        all_keys: (),
+        group_size: (),
+        groups: (),
+        tiles_per_group: (),
+        heads: (),
+        batch: (),
+        heads_per_kv: (),
+        scale: (),
+        factor: (),
+    }
+}

@@ -11,7 +11,7 @@ use cubecl::{
 use super::{
     super::{
         super::cuda_source::{Variant, buffer, settings, tensor},
-        shape::{Keys, SizesCompilationArg},
+        shape::{Keys, sizes},
     },
     kernel,
 };
@@ -47,19 +47,7 @@ pub(in super::super::super) fn variants(properties: &Arc<DeviceProperties>) -> V
                     buffer(),
                     buffer(),
                     buffer(),
-                    SizesCompilationArg {
-                        queries: (),
-                        keys: (),
-                        all_keys: (),
-                        group_size: (),
-                        groups: (),
-                        tiles_per_group: (),
-                        heads: (),
-                        batch: (),
-                        heads_per_kv: (),
-                        scale: (),
-                        factor: (),
-                    },
+                    sizes(),
                     read_by,
                     4,
                     tile,

@@ -62,10 +62,7 @@ pub(super) fn attend_and_sum<E: Float>(
     #[define(E)] _dtype: ElemType,
 ) {
     let ride = Ride {
-        first: span.first,
-        end: span.end,
-        sink_end: span.sink_end,
-        sink_start: span.sink_start,
+        span,
         lse: global_address::<f32>(before[0..1].as_ptr()),
         mass: global_address::<f32>(mass[0..1].as_ptr()),
     };

@@ -43,7 +43,7 @@ pub(super) fn produce<E: Float>(
     // Parity 1: everything is empty.
     let mut turn = Turn::new(1u32.runtime());
     let mut query_parity = 1u32;
-    let mut rides = Waiting::new(ride);
+    let mut rides = Waiting::new();
     let mut index = first_tile(ride, tile);
     while index < end_of_tiles(ride, sizes, tile) {
         let work = Work::at(index, sizes);

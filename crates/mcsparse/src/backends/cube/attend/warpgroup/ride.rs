@@ -40,10 +40,7 @@ pub(super) struct Span {
 /// [`Span`], and where log-sum-exps are read and sums are written.
 #[derive(CubeType)]
 pub(super) struct Ride {
-    pub first: u32,
-    pub end: u32,
-    pub sink_end: u32,
-    pub sink_start: u32,
+    pub span: Span,
     /// Address of the log-sum-exps of an earlier step, `[batch, heads, queries]`.
     pub lse: u64,
     /// Address of the sums, `[end - first, keys]`.
@@ -55,7 +52,8 @@ impl Ride {
     /// Of a launch without column sums.
     pub fn none() -> Ride {
         let (zero, nowhere) = (0u32.runtime(), 0u64.runtime());
-        Ride { first: zero, end: zero, sink_end: zero, sink_start: zero, lse: nowhere, mass: nowhere }
+        let span = Span { first: zero, end: zero, sink_end: zero, sink_start: zero };
+        Ride { span, lse: nowhere, mass: nowhere }
     }
 
     /// The bits of minus the binary logarithm of a query's sum of exponentials, or of what leaves none of the weight of one that
@@ -69,13 +67,13 @@ impl Ride {
 /// The first tile of this cube.
 #[cube]
 pub(super) fn first_tile(ride: &Ride, #[comptime] tile: Tile) -> u32 {
-    if comptime!(tile.rides) { ride.first + CUBE_POS_X } else { CUBE_POS_X }
+    if comptime!(tile.rides) { ride.span.first + CUBE_POS_X } else { CUBE_POS_X }
 }
 
 /// The end of all cubes' tiles.
 #[cube]
 pub(super) fn end_of_tiles(ride: &Ride, sizes: &Sizes, #[comptime] tile: Tile) -> u32 {
-    if comptime!(tile.rides) { ride.end } else { total(sizes) }
+    if comptime!(tile.rides) { ride.span.end } else { total(sizes) }
 }
 
 /// What weights are multiplied by, of two rows: two to the power of their maximum less that of their log-sum-exp, whose
@@ -83,9 +81,15 @@ pub(super) fn end_of_tiles(ride: &Ride, sizes: &Sizes, #[comptime] tile: Tile) -
 #[cube]
 pub(super) fn factors(risen: Vector<f32, C2>, norms: u32) -> Vector<f32, C2> {
     let (upper, lower) = (f32::reinterpret(read(norms)), f32::reinterpret(read(norms + 32)));
-    let mut result = Vector::<f32, C2>::new(exp2(min(risen.extract(0usize) + upper, f32::new(MOST)), true));
-    result.insert(1usize, exp2(min(risen.extract(1usize) + lower, f32::new(MOST)), true));
+    let mut result = Vector::<f32, C2>::new(factor(risen.extract(0usize) + upper));
+    result.insert(1usize, factor(risen.extract(1usize) + lower));
     result
+}
+
+/// NaN stays NaN, as in a pass of its own; a minimum would lose it.
+#[cube]
+fn factor(power: f32) -> f32 {
+    exp2(select(power > f32::new(MOST), f32::new(MOST), power), true)
 }
 
 /// Where this unit's column sums go at this place: the bytes of those of all planes before.
@@ -159,8 +163,7 @@ pub(super) struct Waiting {
 
 #[cube]
 impl Waiting {
-    pub fn new(ride: &Ride) -> Waiting {
-        let _ = ride;
+    pub fn new() -> Waiting {
         Waiting { ahead: 0u32.runtime(), place: 0u32.runtime(), row: CUBE_POS_X, step: 0u32.runtime() }
     }
 
@@ -176,7 +179,7 @@ impl Waiting {
     ) {
         if self.ahead < comptime!(tile.stages as u32) {
             self.ahead += 1;
-        } else if ride.first + self.row < ride.end {
+        } else if ride.span.first + self.row < ride.span.end {
             let from = buffers.rides + self.place + 4 * unit;
             let mut sum = f32::reinterpret(read(from));
             #[unroll]
@@ -184,7 +187,7 @@ impl Waiting {
                 sum += f32::reinterpret(read(from + comptime!(plane * 4 * KEYS as u32)));
             }
             let key = self.step * comptime!(KEYS as u32) + unit;
-            let sink = key < ride.sink_end || key >= ride.sink_start;
+            let sink = key < ride.span.sink_end || key >= ride.span.sink_start;
             let bits = select(sink, comptime!(f32::INFINITY.to_bits()).runtime(), u32::reinterpret(sum));
             let at = u64::cast_from(self.row) * u64::cast_from(sizes.keys) + u64::cast_from(key);
             write_global(ride.mass + 4 * at, bits, u32::cast_from(key < sizes.keys));

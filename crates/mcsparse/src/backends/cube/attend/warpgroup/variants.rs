@@ -11,7 +11,7 @@ use cubecl::{
 use super::{
     super::{
         super::cuda_source::{Variant, buffer, layout, settings},
-        shape::SizesCompilationArg,
+        shape::sizes,
     },
     kernel,
     layouts::LayoutsCompilationArg,
@@ -94,22 +94,6 @@ fn riding(properties: &Arc<DeviceProperties>, dtype: DType, dim: usize) -> Varia
     );
     let name = format!("attend_{}_{dim}_riding", tile.element);
     Variant { name, kernel: Box::new(kernel), instruction: "HGMMA", products: 2 * (dim / 16 + KEYS / 16) }
-}
-
-fn sizes() -> SizesCompilationArg {
-    SizesCompilationArg {
-        queries: (),
-        keys: (),
-        all_keys: (),
-        group_size: (),
-        groups: (),
-        tiles_per_group: (),
-        heads: (),
-        batch: (),
-        heads_per_kv: (),
-        scale: (),
-        factor: (),
-    }
 }
 
 fn layouts() -> LayoutsCompilationArg {
