@@ -186,6 +186,15 @@ impl Case {
         assert!(l < tolerance(route), "{}: {what} by {route}: log-sum-exp is off by {l:e}", self.name);
     }
 
+    /// Fails unless `got` is finite and as near `exact` as weights that are rounded to the dtype and a result that is rounded once more let
+    /// it be; `epsilon` is the rounding error, `other` a value that was added to, at most.
+    pub fn assert_rounded(&self, route: &Route, what: &str, got: &[f64], exact: &[f64], epsilon: f64, other: f64) {
+        let largest = values(&self.qkv[2].clone().cast(DType::F32)).iter().fold(other, |a, b| a.max(b.abs()));
+        let error = got.iter().zip(exact).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(got.iter().all(|x| x.is_finite()), "{}: {what} by {route}: not finite", self.name);
+        assert!(error <= 2.0 * epsilon * largest, "{}: {what} by {route}: off by {error:e}", self.name);
+    }
+
     /// Fails unless `indices` are valid, ascending and keep as much attention weight as any `keys` keys can.
     pub fn assert_selection(&self, route: &Route, order: &Tensor<3, Int>, indices: &Tensor<4, Int>) {
         let naive = self.naive();

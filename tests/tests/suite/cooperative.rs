@@ -47,14 +47,6 @@ fn cases() -> Vec<(Case, f64)> {
     all
 }
 
-/// Weights are rounded to 16 bits, their sum is not, and the result is rounded once more.
-fn judge(case: &Case, route: &Route, what: &str, got: &[f64], exact: &[f64], epsilon: f64, other: f64) {
-    let largest = values(&case.qkv[2].clone().cast(DType::F32)).iter().fold(other, |a, b| a.max(b.abs()));
-    let error = got.iter().zip(exact).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    assert!(got.iter().all(|x| x.is_finite()), "{}: {what} by {route}: not finite", case.name);
-    assert!(error <= 2.0 * epsilon * largest, "{}: {what} by {route}: off by {error:e}", case.name);
-}
-
 fn judge_lse(case: &Case, route: &Route, lse: &Tensor<3>, exact: &[f64]) {
     let error = absolute_error(&values(lse), exact);
     assert!(error < tolerance(route), "{}: {route}: log-sum-exp is off by {error:e}", case.name);
@@ -66,7 +58,7 @@ fn cooperative_dense_attention() {
         let (exact, exact_lse) = case.naive().dense();
         for route in case.routes(Stage::Dense) {
             let (output, lse) = case.dense(&route);
-            judge(&case, &route, "dense", &values(&output), &exact, epsilon, 0.0);
+            case.assert_rounded(&route, "dense", &values(&output), &exact, epsilon, 0.0);
             judge_lse(&case, &route, &lse, &exact_lse);
         }
     }
@@ -88,7 +80,7 @@ fn cooperative_sparse_attention() {
         let exact: Vec<f64> = exact.iter().zip(&third).map(|(o, r)| sign * o + share * r).collect();
         for route in case.routes(Stage::Sparse) {
             let (output, lse) = case.sparse(&route, &lists, epilogue.clone());
-            judge(&case, &route, "sparse", &values(&output), &exact, epsilon, largest + 1.0);
+            case.assert_rounded(&route, "sparse", &values(&output), &exact, epsilon, largest + 1.0);
             judge_lse(&case, &route, &lse, &exact_lse);
         }
     }

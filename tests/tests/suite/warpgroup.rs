@@ -61,20 +61,12 @@ fn kernel(case: &Case, stage: Stage) -> Route {
     route
 }
 
-/// Weights are rounded to 16 bits, their sum is not, and the result is rounded once more.
-fn judge(case: &Case, route: &Route, what: &str, got: &[f64], exact: &[f64], epsilon: f64, other: f64) {
-    let largest = values(&case.qkv[2].clone().cast(DType::F32)).iter().fold(other, |a, b| a.max(b.abs()));
-    let error = got.iter().zip(exact).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    assert!(got.iter().all(|x| x.is_finite()), "{}: {what} by {route}: not finite", case.name);
-    assert!(error <= 2.0 * epsilon * largest, "{}: {what} by {route}: off by {error:e}", case.name);
-}
-
 #[test]
 fn warpgroup_dense_attention() {
     for (case, epsilon) in cases("warpgroup") {
         let route = kernel(&case, Stage::Dense);
         let ((output, lse), (exact, exact_lse)) = (case.dense(&route), case.naive().dense());
-        judge(&case, &route, "dense", &values(&output), &exact, epsilon, 0.0);
+        case.assert_rounded(&route, "dense", &values(&output), &exact, epsilon, 0.0);
         let error = absolute_error(&values(&lse), &exact_lse);
         assert!(error < tolerance(&route), "{}: {route}: log-sum-exp is off by {error:e}", case.name);
     }
@@ -106,7 +98,7 @@ fn warpgroup_sparse_attention() {
             let what = format!("{epilogue:?}").chars().take(12).collect::<String>();
             let (output, lse) = case.sparse(&route, &lists, epilogue);
             let exact: Vec<f64> = exact.iter().zip(&third).map(|(o, r)| sign * o + share * r).collect();
-            judge(&case, &route, &what, &values(&output), &exact, epsilon, largest + 1.0);
+            case.assert_rounded(&route, &what, &values(&output), &exact, epsilon, largest + 1.0);
             let error = absolute_error(&values(&lse), &exact_lse);
             assert!(error < tolerance(&route), "{}: {route}: log-sum-exp is off by {error:e}", case.name);
         }
@@ -142,7 +134,7 @@ fn warpgroup_attention_with_selection() {
             let [q, k, v] = case.qkv.clone();
             let (output, lse, indices) =
                 ops::attend_and_select(&route, q, k, v, order.clone(), before.clone(), options);
-            judge(&case, &route, "dense", &values(&output), &exact, epsilon, 0.0);
+            case.assert_rounded(&route, "dense", &values(&output), &exact, epsilon, 0.0);
             let error = absolute_error(&values(&lse), &exact_lse);
             assert!(error < tolerance(&route), "{}: {route}: log-sum-exp is off by {error:e}", case.name);
             case.assert_selection_by(&route, &before, &order, &indices);
