@@ -2,7 +2,7 @@
 //! sums that are relative to a maximum that lags. Every backend runs them by its own kernels; with `MCSPARSE_TIER=emulated`
 //! a device without cooperative matrices runs that kernel with its products written out.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use mcsparse::ops::{Epilogue, Route, Stage};
 use mcsparse_tests::{
     Shape,
