@@ -146,7 +146,13 @@ fn rescale<E: Float, P: Products<E>>(
     #[unroll]
     for batch in 0..comptime!(count.div_ceil(together)) {
         let here = comptime!(together.min(count - batch * together));
-        lay_out::<E, P>(out, scratch, row.first, batch, here, tile);
+        #[unroll]
+        for n in 0..here {
+            let at = plane_at + comptime!(n * form.n / 4);
+            let sums = out.index(comptime!(batch * together + n));
+            P::store(sums, &mut scratch[at..len], comptime!(tile.score_pitch()), form);
+        }
+        P::sync();
         let mut quad = row.part;
         while quad < comptime!((here * form.n / 4) as u32) {
             scratch[row_at + quad as usize] *= Vector::new(shrink);
@@ -161,28 +167,4 @@ fn rescale<E: Float, P: Products<E>>(
         }
         P::sync();
     }
-}
-
-/// Puts `count` matrices of sums, the `batch`-th of as many as scores have room for, into the plane's part of `scratch`, where its
-/// first row is `first`.
-#[cube]
-pub(super) fn lay_out<E: Float, P: Products<E>>(
-    out: &Sequence<P::Sums>,
-    scratch: &mut Shared<[Vector<f32, C4>]>,
-    first: u32,
-    #[comptime] batch: usize,
-    #[comptime] count: usize,
-    #[comptime] tile: Tile,
-) {
-    let form = comptime!(tile.form);
-    let together = comptime!(tile.keys / form.n);
-    let plane_at = first as usize * comptime!(tile.score_pitch() / 4);
-    let len = comptime!(tile.queries() * tile.score_pitch() / 4);
-    #[unroll]
-    for n in 0..count {
-        let at = plane_at + comptime!(n * form.n / 4);
-        let sums = out.index(comptime!(batch * together + n));
-        P::store(sums, &mut scratch[at..len], comptime!(tile.score_pitch()), form);
-    }
-    P::sync();
 }

@@ -8,7 +8,7 @@ use super::{
         shape::Keys,
         softmax::join,
     },
-    step::{Row, lay_out},
+    step::Row,
     tile::Tile,
 };
 use crate::ops::Finish;
@@ -46,7 +46,9 @@ pub(super) fn end_rows<E: Float, W: Size, P: Products<E>>(
     let form = comptime!(tile.form);
     let count = comptime!(tile.padded(dim) / form.n);
     let together = comptime!(tile.keys / form.n);
+    let plane_at = row.first as usize * comptime!(tile.score_pitch() / 4);
     let row_at = row.row as usize * comptime!(tile.score_pitch() / 4);
+    let len = comptime!(tile.queries() * tile.score_pitch() / 4);
 
     // A unit's part of the sum goes where its first scores were; always added in the same order.
     scratch[row_at + row.part as usize] = Vector::new(row.sum);
@@ -65,7 +67,13 @@ pub(super) fn end_rows<E: Float, W: Size, P: Products<E>>(
     #[unroll]
     for batch in 0..comptime!(count.div_ceil(together)) {
         let here = comptime!(together.min(count - batch * together));
-        lay_out::<E, P>(out, scratch, row.first, batch, here, tile);
+        #[unroll]
+        for n in 0..here {
+            let at = plane_at + comptime!(n * form.n / 4);
+            let sums = out.index(comptime!(batch * together + n));
+            P::store(sums, &mut scratch[at..len], comptime!(tile.score_pitch()), form);
+        }
+        P::sync();
         if ending.here {
             let mut quad = row.part;
             while quad < comptime!((here * form.n / 4) as u32) {
