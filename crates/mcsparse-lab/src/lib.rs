@@ -23,6 +23,7 @@ pub mod metrics;
 pub mod noise;
 pub mod presets;
 pub mod probe;
+pub mod program;
 pub mod statistics;
 pub mod volume;
 

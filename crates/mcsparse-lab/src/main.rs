@@ -3,15 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use mcsparse_lab::cli::{Cli, start};
+use mcsparse_lab::{
+    cli::{Cli, start},
+    program,
+};
 
 fn main() -> ExitCode {
     // Clap prints its own refusals and ends the process with 2.
-    match start(&Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(error.exit_code())
-        }
-    }
+    let cli = Cli::parse();
+    program::run(|| start(&cli))
 }

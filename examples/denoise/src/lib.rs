@@ -17,7 +17,7 @@ pub mod table;
 
 use std::path::PathBuf;
 
-pub use mcsparse_lab::{clip, device, error, files, metrics, noise, presets};
+pub use mcsparse_lab::{clip, device, error, files, metrics, noise, presets, program};
 
 use clip::Clip;
 use condition::Condition;

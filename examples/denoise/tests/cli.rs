@@ -123,6 +123,21 @@ fn bad_options_end_with_2_before_anything_is_loaded() {
     assert!(files(folder.path()).is_empty());
 }
 
+/// As with `| head -0`.
+#[cfg(unix)]
+#[test]
+fn a_reader_that_leaves_ends_it_without_a_word() {
+    use std::os::unix::process::ExitStatusExt;
+    let weights = untrained();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_denoise"));
+    command.arg("--weights").arg(weights.path()).args(["--size", "nano", "--list-conditions"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = command.stdout(writer).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(output.status.signal(), Some(13), "{}", output.status);
+}
+
 #[test]
 fn failures_end_with_1_and_name_the_place() {
     let folder = TempDir::new().unwrap();

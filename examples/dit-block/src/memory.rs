@@ -40,7 +40,10 @@ impl Estimate {
         let inside = if shape.mlp == Mlp::Swiglu { 4 } else { 3 };
         let mlp = 4 * outer + inside * wide;
         let slot = config.slot_bytes(tokens, heads, shape.head_dim, settings.dtype.burn())?.total();
-        let all = slot * (shape.layers - settings.dense_layers()) * shape.branches;
+        let slots = (shape.layers - settings.dense_layers()) * shape.branches;
+        let all = slot * slots;
+        // Of every layer and branch at the anchor of a full run, else of one.
+        let waiting = config.log_sum_exp_bytes(tokens, heads) * if full { slots } else { 1 };
         let cache = match settings.placement {
             _ if !full => slot,
             Placement::Device => all,
@@ -54,7 +57,7 @@ impl Estimate {
             weights: weights(shape) * bytes + 2 * 4 * tokens * shape.head_dim / 2,
             activations: attention.max(mlp),
             outputs: OUTPUT_BYTES.max(3 * inner),
-            cache: cache + slot,
+            cache: cache + slot + waiting,
             workspace: config.workspace_bytes.max(head),
         })
     }

@@ -8,14 +8,14 @@ pub mod options;
 pub mod pictures;
 pub mod report;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use mcsparse::Schedule;
-use mcsparse_dit::pretrained::ClipModel;
-use mcsparse_lab::attention::tiles;
+use mcsparse_dit::pretrained::{ClipModel, ConditionFile};
+use mcsparse_lab::{attention::tiles, error::Error as Failure};
 
 use crate::{kept::Head, observe::Tap, options::Options, pictures::Clip, report::Masses};
 
-/// Whatever goes wrong, in words.
+/// Whatever goes wrong with a picture, in words.
 pub type Error = Box<dyn std::error::Error>;
 
 /// The snippets of the porting guide, compiled and run.
@@ -23,19 +23,32 @@ pub type Error = Box<dyn std::error::Error>;
 #[doc = include_str!("../../../docs/porting.md")]
 pub struct Porting;
 
-/// Runs the model, draws all pictures and prints their numbers.
+/// Runs the program.
 ///
 /// # Errors
 ///
-/// If an option does not fit the model, the model refuses the condition, or a picture cannot be written.
+/// [`Failure::Option`] for options that do not fit the model, [`Failure::Run`] if the model refuses the condition or a picture
+/// cannot be written.
+pub fn start(options: &Options) -> Result<(), Failure> {
+    let device = Device::default();
+    let model = ClipModel::load(options.weights.join(&options.size), DType::F32, &device)?;
+    options.check(model.layers(), model.heads(), model.grid())?;
+    let condition = ConditionFile::open(&options.weights)?.tokens(&options.condition, &options.size, &device)?;
+    explain(&model, condition, options, &device).map_err(|error| Failure::Run(error.to_string()))
+}
+
+/// Runs the model, draws all pictures and prints their numbers; `options` fit the model.
+///
+/// # Errors
+///
+/// If the model refuses the condition, or a picture cannot be written.
 pub fn explain(model: &ClipModel, condition: Tensor<3>, options: &Options, device: &Device) -> Result<(), Error> {
     let Options { steps, step, density, .. } = *options;
     let (layer_count, head_count, grid) = (model.layers(), model.heads(), model.grid());
     let tokens = grid.iter().product();
-    options.check(layer_count, head_count, grid)?;
     let tile = [options.tile[0], options.tile[1], options.tile[2]];
     let (group_size, tiles) = (tile.iter().product(), tiles(grid, tile));
-    let anchor = Schedule::default().plan(steps)?.anchor_before(step).unwrap_or(0);
+    let anchor = Schedule::default().plan(steps)?.anchor_before(step).ok_or("no anchor came before the step")?;
     std::fs::create_dir_all(&options.out).map_err(|error| format!("{}: {error}", options.out.display()))?;
     let [frames, rows, columns] = grid;
     println!("model {}: {layer_count} layers, {head_count} heads", options.size);
@@ -130,7 +143,9 @@ mod tests {
             let options = Options::parse_from(format!("explain {arguments}").split(' '));
             options.check(10, 2, [16, 16, 16]).unwrap_err().to_string()
         };
-        assert_eq!(refused("--step 20"), "--step: expected a step below 20, got 20");
+        assert_eq!(refused("--step 20"), "--step: expected a step from 3 to 19, got 20");
+        assert_eq!(refused("--step 2"), "--step: expected a step from 3 to 19, got 2");
+        assert_eq!(refused("--steps 0"), "--steps: expected 2 or more, with room for a reuse step, got 0");
         assert_eq!(refused("--layers 3,10"), "--layers: expected layers below 10, got [3, 10]");
         assert_eq!(refused("--head 2"), "--head: expected a head below 2, got 2");
         assert_eq!(refused("--tile 2,8,7"), "--tile: expected divisors of the grid [16, 16, 16], got [2, 8, 7]");

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Parser;
+use mcsparse::Schedule;
 use mcsparse_dit::pretrained;
+use mcsparse_lab::Error;
 
 /// Draws the pictures of docs/method.md from a run of the shipped model.
 #[derive(Parser, Debug, Clone)]
@@ -21,7 +23,7 @@ pub struct Options {
     /// Denoising steps of the whole run.
     #[arg(long, default_value_t = 20)]
     pub steps: usize,
-    /// Step whose attention is looked at, counted from 0; the run ends there.
+    /// Step whose attention is looked at, counted from 0, not before the anchor of the default schedule; the run ends there.
     #[arg(long, default_value_t = 10)]
     pub step: usize,
     /// Layers that are looked at, counted from 0; pictures show the first one named.
@@ -43,7 +45,7 @@ pub struct Options {
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
     /// Folder that the pictures are written to.
-    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/pictures"))]
+    #[arg(long, value_name = "DIR", default_value = "out/explain")]
     pub out: PathBuf,
 }
 
@@ -53,12 +55,17 @@ impl Options {
     /// # Errors
     ///
     /// Naming the option.
-    pub fn check(&self, layers: usize, heads: usize, grid: [usize; 3]) -> Result<(), crate::Error> {
+    pub fn check(&self, layers: usize, heads: usize, grid: [usize; 3]) -> Result<(), Error> {
         let refuse = |option: &str, expected: String, got: &dyn std::fmt::Debug| {
-            Err(format!("--{option}: expected {expected}, got {got:?}").into())
+            Err(Error::option(format!("--{option}"), expected, format!("{got:?}")))
         };
-        if self.step >= self.steps {
-            return refuse("step", format!("a step below {}", self.steps), &self.step);
+        let last = self.steps.saturating_sub(1);
+        let Ok(plan) = Schedule::default().plan(self.steps) else {
+            return refuse("steps", "2 or more, with room for a reuse step".into(), &self.steps);
+        };
+        if self.step > last || plan.anchor_before(self.step).is_none() {
+            let first = (0..=last).find(|&step| plan.anchor_before(step).is_some()).unwrap_or(last);
+            return refuse("step", format!("a step from {first} to {last}"), &self.step);
         }
         if !(self.density > 0.0 && self.density <= 1.0) {
             return refuse("density", "above 0 and at most 1".into(), &self.density);

@@ -4,14 +4,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use generate::{Options, start};
+use mcsparse_lab::program;
 
 fn main() -> ExitCode {
     // Clap prints its own refusals and ends the process with 2.
-    match start(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(error.exit_code())
-        }
-    }
+    let options = Options::parse();
+    program::run(|| start(&options))
 }

@@ -66,7 +66,8 @@ impl Estimate {
         if method != Method::Dense {
             let sink = SinkTokens { prefix: 0, suffix: sequence.others, within_budget: false };
             let config = McSparseConfig { sink, ..config.clone() };
-            let slot = config.slot_bytes(tokens, heads, head_dim, dtype.burn())?.total();
+            let slot = config.slot_bytes(tokens, heads, head_dim, dtype.burn())?.total()
+                + config.log_sum_exp_bytes(tokens, heads);
             let experts = if matches!(form, Form::Wan { boundary: Some(_), .. }) { 2 } else { 1 };
             let sparse = layers - config.dense_layers.iter().filter(|&&layer| layer < layers).count();
             cache = (slot * sparse * sequence.branches * experts) as u64;

@@ -3,8 +3,8 @@
 
 use burn::tensor::{Device, Tensor};
 use mcsparse::{
-    Anchors, Branch, Error, HeadParallel, McSparse, McSparseConfig, MetaCache, Placement, ResidualFormat, Schedule,
-    SelfAttention, SinkTokens,
+    Anchors, Branch, Error, HeadParallel, McSparse, McSparseConfig, MetaCache, Placement, Refresh, ResidualFormat,
+    Schedule, SelfAttention, SinkTokens,
 };
 use mcsparse_tests::{case::reference_tolerance, device, random, relative_error, values};
 
@@ -88,6 +88,25 @@ fn a_place_changes_no_bit() {
             assert_eq!(transfers.ahead, if moved > 1 { 3 * moved - 2 } else { 0 }, "{placement:?}");
             assert_eq!(report.to_string().contains("from host memory"), moved > 0, "{report}");
         }
+    }
+}
+
+/// A renewed residual stands beside the old one until the anchor is through: in a budget it takes the next slot's room.
+#[test]
+fn a_budget_has_room_for_renewed_residuals() {
+    let mut config = config();
+    config.schedule = config.schedule.with_refresh(Refresh::Residual);
+    let slot = slot_bytes(&config);
+    let expected = run(&mut placed(&config, Placement::Device), 4).unwrap();
+    // Reuse steps are 2, 3 and 5; step 4 renews. The first slot is waited for where nothing came before it or could send for it.
+    for (placement, ahead) in [(Placement::Host, 3 + 4 + 4 + 4), (Placement::Budget(2 * slot), 3 + 4 + 1 + 3)] {
+        let mut placed = placed(&config, placement);
+        let got = run(&mut placed, 4).unwrap();
+        for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            assert!(values(got) == values(expected), "{placement:?}: call {i} differs");
+        }
+        let transfers = placed.report().transfers();
+        assert_eq!((transfers.slots, transfers.ahead), (16, ahead), "{placement:?}");
     }
 }
 

@@ -194,7 +194,10 @@ fn riding_keeps_nothing_for_dense_layers() {
             cache.size_in_bytes() - before
         })
         .collect();
-    assert_eq!(held, [0, SHAPE.batch * SHAPE.kv_heads * SHAPE.shared * SHAPE.tokens * 4]);
+    let heads = SHAPE.kv_heads * SHAPE.shared;
+    assert_eq!(held, [0, SHAPE.batch * config.log_sum_exp_bytes(SHAPE.tokens, heads)]);
+    let exact = config.with_selection(Selection::Exact);
+    assert_eq!(exact.log_sum_exp_bytes(SHAPE.tokens, heads), 0);
 }
 
 /// What no anchor takes is let go, and what waits moves and is forgotten with the cache.

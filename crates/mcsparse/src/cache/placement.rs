@@ -30,8 +30,10 @@ pub enum Placement {
     Device,
     /// All in host memory.
     Host,
-    /// On the device as long as everything there takes at most this many bytes, the two slots on their way included; the rest
-    /// in host memory.
+    /// On the device as long as all slots there take at most this many bytes, the two on their way included; the rest in host
+    /// memory. Anchors that renew the residual alone bring theirs without the next one, as the new residual takes its place.
+    /// What watches the drift ([`crate::Schedule::with_drift_bound`]) and the log-sum-exps that [`crate::Selection::Riding`] keeps
+    /// ([`crate::McSparseConfig::log_sum_exp_bytes`]) come on top.
     Budget(usize),
 }
 

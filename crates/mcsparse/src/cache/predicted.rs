@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 
 use super::SlotBytes;
-use crate::{Error, IndexFormat, McSparseConfig, ResidualFormat, residual_format::CODES};
+use crate::{Error, IndexFormat, McSparseConfig, ResidualFormat, Selection, residual_format::CODES};
 
 impl McSparseConfig {
     /// Bytes that one layer and branch will keep between steps, for one batch element of `heads` heads of `head_dim` values
@@ -27,6 +27,15 @@ impl McSparseConfig {
             residual: heads * rows * row,
             slope: if self.residual_forecast.is_some() { heads * rows * row } else { 0 },
         })
+    }
+
+    /// Bytes of the log-sum-exps that one layer and branch keeps from a dense step until the anchor that follows it, for one
+    /// batch element of `heads` heads with `tokens` tokens: none unless anchors select by them ([`Selection::Riding`]).
+    pub fn log_sum_exp_bytes(&self, tokens: usize, heads: usize) -> usize {
+        match self.selection {
+            Selection::Exact => 0,
+            Selection::Riding => heads * tokens.saturating_sub(self.sink.len()) * DType::F32.size(),
+        }
     }
 }
 

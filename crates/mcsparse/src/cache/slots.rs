@@ -5,7 +5,7 @@ use super::{
     host::{Header, HostSlot},
     slot::{Slot, SlotKey, SlotShape},
 };
-use crate::{Error, IndexFormat, ResidualFormat, SlotRecord, check::Problem};
+use crate::{Error, IndexFormat, ResidualFormat, SlotRecord, StepKind, check::Problem};
 
 impl MetaCache {
     /// The slot that a reuse call reads, filled by the latest anchor or loaded from a file, on the device of
@@ -43,7 +43,9 @@ impl MetaCache {
         }
         let Some(in_host) = self.host.find(&call.key) else { return Ok(None) };
         in_host.header.shape.check(&call.key, shape, None, problem)?;
-        let next = self.next_in_host(&call.key).cloned();
+        // An anchor that renews the residual makes the new one beside the old: there the next slot of a budget would be.
+        let ahead = call.kind == StepKind::Reuse || !matches!(self.placement, Placement::Budget(_));
+        let next = self.next_in_host(&call.key).filter(|_| ahead).cloned();
         let (slot, transfer) = self.host.bring(&call.key, next.as_ref(), &problem.device)?;
         self.report.add_transfer(transfer);
         Ok(Some(slot))
