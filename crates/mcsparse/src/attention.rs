@@ -37,10 +37,10 @@ impl McSparseAttention {
         self.layer
     }
 
-    /// Runs every stage once on these tensors, outside any cache, so that the kernels of this shape are compiled and loaded
-    /// before a run: the first call of a kernel compiles it, for seconds with CUDA C++. (Not the warm-up of a schedule, which is
+    /// Runs a dense step, two anchors and a reuse step on these tensors, outside any cache, so that the kernels of this shape are compiled
+    /// and loaded before a run (all but those that watch the drift): the first call of a kernel compiles it, for seconds with CUDA C++. (Not the warm-up of a schedule, which is
     /// its dense steps.) Returns how long it took. Zeros will do; shapes and dtypes are those of
-    /// [`McSparseAttention::forward`], and it takes the memory of one anchor.
+    /// [`McSparseAttention::forward`], and it takes the memory of one anchor and its slot.
     ///
     /// # Errors
     ///

@@ -70,7 +70,7 @@ pub struct McSparseConfig {
 }
 
 impl McSparseConfig {
-    /// Keeps `density` of all keys, above 0 and at most 1.
+    /// Keeps `density` of all keys, above 0 and at most 1; sinks come on top unless they are to count ([`SinkTokens::within_budget`]).
     pub fn density(density: f64) -> Self {
         Self::new(KeyBudget::Density(density))
     }
@@ -90,7 +90,7 @@ impl McSparseConfig {
         Ok(McSparseAttention::new(self.clone(), layer))
     }
 
-    /// Checks every setting that can be checked without a sequence length.
+    /// Checks every setting that can be checked without a sequence length and a number of steps.
     ///
     /// # Errors
     ///
@@ -110,6 +110,7 @@ impl McSparseConfig {
         if self.workspace_bytes == 0 {
             return Err(Error::config("workspace_bytes", "at least 1", 0));
         }
+        self.schedule.validate()?;
         self.residual_gain.validate()?;
         self.tail.validate()?;
         if self.residual_gain.needs_age() && self.schedule.anchors == Anchors::Loaded {
@@ -282,7 +283,14 @@ mod tests {
             let message = message(renewing().with_residual_forecast(Some(damping)));
             assert!(message.starts_with("residual_forecast: expected a damping above 0, got"), "{message}");
         }
+        let of = |schedule: Schedule| message(config().with_schedule(schedule));
+        let fraction = Schedule { warm_up: crate::WarmUp::Fraction(1.0), ..Schedule::default() };
+        assert!(of(fraction).starts_with("warm_up: expected a fraction"));
+        assert!(of(Schedule::warm_up(1).with_anchors(Anchors::Every(0))).starts_with("anchors: expected an interval"));
+        assert!(of(Schedule::warm_up(1).with_drift_bound(-1.0)).starts_with("drift_bound: expected a number"));
         let loaded = config().with_schedule(Schedule::warm_up(1).with_anchors(Anchors::Loaded));
+        let renewing = loaded.schedule.clone().with_refresh(Refresh::Residual);
+        assert!(of(renewing).starts_with("refresh: expected All"));
         assert!(loaded.clone().with_residual_gain(ResidualGain::constant(0.9)).init(0).is_ok());
         assert!(
             message(loaded.with_residual_gain(ResidualGain::decay(0.9))).starts_with("residual_gain: expected the")

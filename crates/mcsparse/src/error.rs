@@ -1,6 +1,7 @@
 //! Every refusal of the library, each naming the argument, the expectation and what came.
 
-/// Why a call was refused. Nothing has run and no cached state has changed when one of these comes back.
+/// Why a call was refused. Nothing has run and no cached state has changed when one of these comes back; but see
+/// [`crate::HeadParallel`], of whose devices one may refuse what the others took.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

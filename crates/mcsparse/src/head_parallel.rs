@@ -9,7 +9,8 @@ use std::{
 use burn::tensor::{Device, Tensor};
 
 use crate::{
-    Branch, Error, McSparse, McSparseConfig, RunReport, SelfAttention, check::Problem, stages::cat_tokens_first,
+    Branch, Error, McSparse, McSparseConfig, RunReport, SelfAttention, TokenLayout, check::Problem,
+    stages::cat_tokens_first,
 };
 
 /// MC-Sparse with the heads of every layer shared out over several devices.
@@ -19,7 +20,9 @@ use crate::{
 /// device. The model and everything around attention stay on the device that the tensors come from, which may be one of them.
 /// Between CUDA devices of one host Burn copies through NCCL where its library is found, through host memory elsewhere.
 ///
-/// If one device refuses a call the others have taken it, so that it cannot be repeated: the run is over.
+/// If one device refuses a call the others have taken it, so that it cannot be repeated: the run is over. A call with fewer key/value
+/// heads than devices is refused by all. Each device has a cache of its own, on the device; for announced branches, placements or
+/// cache files take [`McSparse`].
 ///
 /// Query heads that share a key and value head stay together. Where key/value heads do not share out evenly, the first devices
 /// get one more.
@@ -39,6 +42,7 @@ struct Shard {
 enum Order {
     Step(usize),
     Branch(Branch),
+    Sequence(TokenLayout),
     /// Query, key and value of the next call; the answer comes once they are there.
     Bring([Tensor<4>; 3]),
     /// A call of a layer, and the device that its output goes to.
@@ -103,6 +107,7 @@ impl Shard {
                 let answer = match order {
                     Order::Step(step) => run.begin_step(step).map(|()| Answer::Done),
                     Order::Branch(branch) => run.begin_branch(&branch).map(|()| Answer::Done),
+                    Order::Sequence(layout) => run.begin_sequence(&layout).map(|()| Answer::Done),
                     Order::Bring(qkv) => {
                         brought = Some(bring(qkv, &here));
                         Ok(Answer::Done)
@@ -183,6 +188,10 @@ impl SelfAttention for HeadParallel {
 
     fn begin_branch(&mut self, branch: &Branch) -> Result<(), Error> {
         self.ask(|_| Order::Branch(branch.clone())).map(drop)
+    }
+
+    fn begin_sequence(&mut self, layout: &TokenLayout) -> Result<(), Error> {
+        self.ask(|_| Order::Sequence(*layout)).map(drop)
     }
 }
 

@@ -36,7 +36,7 @@ impl ResidualGain {
         Self { factor, decay: 1.0, table: None }
     }
 
-    /// `decay` to the power of the age.
+    /// `decay`, 0 to 1, to the power of the age. Slots from a file have no age: [`crate::Anchors::Loaded`] refuses it.
     pub fn decay(decay: f64) -> Self {
         Self { factor: 1.0, decay, table: None }
     }

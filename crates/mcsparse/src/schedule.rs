@@ -23,7 +23,8 @@ pub enum StepKind {
 pub enum WarmUp {
     /// A number of steps.
     Steps(usize),
-    /// A share of the run, rounded to the nearest step and at least one, so that one schedule fits any number of steps.
+    /// A share of the run, from 0 up to but not 1, rounded to the nearest step and at least one, so that one schedule fits any number of
+    /// steps.
     Fraction(f64),
 }
 
@@ -109,29 +110,22 @@ impl Schedule {
         self
     }
 
-    /// Fixes the kind of each of `steps` steps.
+    /// Checks what can be checked without the number of steps.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidConfig`] if the run has no steps, no step is left to reuse the cache (a run that would be dense
-    /// without saying so), an anchor lies outside the run, a step would reuse the cache before any anchor, or the drift bound
-    /// is no number above 0; or if it or [`Refresh::Residual`] stands beside [`Anchors::Loaded`], whose slots no output of this run
-    /// belongs to and no anchor renews.
-    pub fn plan(&self, steps: usize) -> Result<Plan, Error> {
-        if !(1..=MAX_STEPS).contains(&steps) {
-            return Err(Error::config("steps", format!("1 to {MAX_STEPS}"), steps));
+    /// [`Error::InvalidConfig`] if the warm-up is no fraction from 0 up to but not 1, anchors come every 0 steps, or the drift bound is no
+    /// number above 0; or if it or [`Refresh::Residual`] stands beside [`Anchors::Loaded`], whose slots no output of this run belongs to
+    /// and no anchor renews.
+    pub fn validate(&self) -> Result<(), Error> {
+        match self.warm_up {
+            WarmUp::Fraction(f) if !(0.0..1.0).contains(&f) => {
+                return Err(Error::config("warm_up", "a fraction from 0 up to but not 1", f));
+            }
+            WarmUp::Fraction(_) | WarmUp::Steps(_) => {}
         }
-        let warm_up = match self.warm_up {
-            WarmUp::Steps(n) => n,
-            WarmUp::Fraction(f) if (0.0..1.0).contains(&f) => ((f * steps as f64).round() as usize).max(1),
-            WarmUp::Fraction(f) => return Err(Error::config("warm_up", "a fraction from 0 up to but not 1", f)),
-        };
-        if warm_up >= steps {
-            return Err(Error::config(
-                "warm_up",
-                format!("fewer than the {steps} steps of the run, so that at least one step is sparse"),
-                warm_up,
-            ));
+        if self.anchors == Anchors::Every(0) {
+            return Err(Error::config("anchors", "an interval of at least 1 step", 0));
         }
         match self.drift_bound {
             Some(bound) if !(bound > 0.0 && bound.is_finite()) => {
@@ -145,10 +139,34 @@ impl Schedule {
         if self.refresh == Refresh::Residual && self.anchors == Anchors::Loaded {
             return Err(Error::config("refresh", "All where slots are loaded", "Residual"));
         }
+        Ok(())
+    }
+
+    /// Fixes the kind of each of `steps` steps, at most a million.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`] as [`Schedule::validate`], and if the run has no steps, no step is left to reuse the cache (a run that
+    /// would be dense without saying so), an anchor lies outside the run, or a step would reuse the cache before any anchor.
+    pub fn plan(&self, steps: usize) -> Result<Plan, Error> {
+        if !(1..=MAX_STEPS).contains(&steps) {
+            return Err(Error::config("steps", format!("1 to {MAX_STEPS}"), steps));
+        }
+        self.validate()?;
+        let warm_up = match self.warm_up {
+            WarmUp::Steps(n) => n,
+            WarmUp::Fraction(f) => ((f * steps as f64).round() as usize).max(1),
+        };
+        if warm_up >= steps {
+            return Err(Error::config(
+                "warm_up",
+                format!("fewer than the {steps} steps of the run, so that at least one step is sparse"),
+                warm_up,
+            ));
+        }
         let first = warm_up.saturating_sub(1);
         let anchors = match &self.anchors {
             Anchors::EndOfWarmUp => vec![first],
-            Anchors::Every(0) => return Err(Error::config("anchors", "an interval of at least 1 step", 0)),
             Anchors::Every(n) => (first..steps).step_by(*n).collect(),
             Anchors::At(at) => at.clone(),
             Anchors::Loaded => Vec::new(),

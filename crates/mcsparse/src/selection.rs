@@ -10,8 +10,8 @@ pub enum Selection {
     #[default]
     Exact,
     /// Those of the layer's last dense pass, of the step before or of the anchor before, where there was one: then column sums can ride
-    /// in the dense pass of the anchor, and no second pass over the scores is made. Each query counts `exp(now - then)` times as much as
-    /// it should; output and residual stay exact. docs/performance.md has what it saves, docs/findings.md what it costs.
+    /// in the dense pass of the anchor, and no second pass over the scores is made. Each query counts `exp(lse now - lse then)` times as
+    /// much as it should; output and residual stay exact. docs/performance.md has what it saves, docs/findings.md what it costs.
     ///
     /// They ride where there is a kernel for it (warpgroup products, groups of at most 128); elsewhere the second pass is made
     /// all the same, with the same log-sum-exps, so that backends agree. The report says which. Log-sum-exps wait on the device beside the

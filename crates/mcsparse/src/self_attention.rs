@@ -38,15 +38,15 @@ pub trait SelfAttention {
     ///
     /// # Shapes
     ///
-    /// - `query`: `[batch, heads, tokens, head_dim]`
-    /// - `key`, `value`: `[batch, kv_heads, tokens, head_dim]`, `heads` a multiple of `kv_heads`
+    /// - `query`: `[batch, heads, tokens, head_dim]` in f32, f16 or bf16, head_dim 1 to 256
+    /// - `key`, `value`: `[batch, kv_heads, tokens, head_dim]` in the same dtype, `heads` a multiple of `kv_heads`
     /// - returns `[batch, heads, tokens, head_dim]` in the dtype of `query`
     ///
     /// The tensors may be strided views; nothing asks for contiguous memory.
     ///
     /// # Errors
     ///
-    /// Whatever the method cannot do with these inputs in its present state; nothing has run then.
+    /// Whatever the method cannot do with these inputs in its present state; nothing has run then, but see [`crate::HeadParallel`].
     fn attend(&mut self, layer: usize, query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Result<Tensor<4>, Error>;
 
     /// Announces denoising step `step`, counted from 0. A denoising loop calls it once before each step.
@@ -63,7 +63,7 @@ pub trait SelfAttention {
     ///
     /// # Errors
     ///
-    /// If the method was told its branches beforehand and `branch` is none of them.
+    /// If the method was told its branches beforehand and `branch` is none of them, or keeps a step clock and no step has begun.
     fn begin_branch(&mut self, branch: &Branch) -> Result<(), Error> {
         let _ = branch;
         Ok(())

@@ -26,7 +26,12 @@ impl McSparse {
         Self::with_cache(config, MetaCache::new(config, steps)?)
     }
 
-    /// The same run with another cache, for example one with announced branches or timed stages.
+    /// The same run with another cache, for example one with announced branches or timed stages. Its schedule must be that of `config`,
+    /// or every call is refused.
+    ///
+    /// # Errors
+    ///
+    /// See [`McSparseConfig::validate`].
     pub fn with_cache(config: &McSparseConfig, cache: MetaCache) -> Result<Self, Error> {
         config.validate()?;
         Ok(Self { config: config.clone(), sink: config.sink, cache })

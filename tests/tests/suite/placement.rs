@@ -4,7 +4,7 @@
 use burn::tensor::{Device, Tensor};
 use mcsparse::{
     Anchors, Branch, Error, HeadParallel, McSparse, McSparseConfig, MetaCache, Placement, Refresh, ResidualFormat,
-    Schedule, SelfAttention, SinkTokens,
+    Schedule, SelfAttention, SinkTokens, TokenLayout,
 };
 use mcsparse_tests::{case::reference_tolerance, device, random, relative_error, values};
 
@@ -201,6 +201,24 @@ fn heads_on_two_devices_give_what_one_gives() {
             assert_eq!(reports[0].calls(), one.report().calls());
         }
     }
+}
+
+/// What a model announces reaches every device: the tokens around its grid are sinks there too.
+#[test]
+fn heads_on_two_devices_learn_of_the_sequence() {
+    let config = config().with_sink(SinkTokens::default());
+    let layout = TokenLayout { prefix: 2, grid: [1, 8, 8], suffix: 4 };
+    let mut one = McSparse::new(&config, STEPS).unwrap();
+    one.begin_sequence(&layout).unwrap();
+    let expected = run(&mut one, 4).unwrap();
+    let mut parallel = HeadParallel::new(&config, STEPS, &[device(), device()]).unwrap();
+    parallel.begin_sequence(&layout).unwrap();
+    for (i, (got, expected)) in run(&mut parallel, 4).unwrap().iter().zip(&expected).enumerate() {
+        assert!(values(got) == values(expected), "call {i} differs");
+    }
+    assert_eq!(one.cache().slots()[0].order().dims()[2], 64);
+    let nothing = TokenLayout { prefix: 70, grid: [0, 0, 0], suffix: 0 };
+    assert!(parallel.begin_sequence(&nothing).unwrap_err().to_string().starts_with("sink: "));
 }
 
 #[test]

@@ -8,7 +8,9 @@ use mcsparse::{
     reference::{self, SelectOptions},
 };
 use mcsparse_tests::{
-    Shape, device, half_dtypes,
+    Shape,
+    case::routes,
+    device, half_dtypes,
     naive::{Naive, groups, index_rows},
     random,
 };
@@ -232,10 +234,13 @@ fn partitions_of_long_rows() {
     for (rows, n) in [(3, 4096), (2, 4097), (2, 70_001)] {
         let values = random([rows, n], 3, &device()).mul_scalar(40.0).int().float();
         let q = random([1, 1, 1, 16], 1, &device());
-        let route = ops::route(Stage::Select, &Problem::of(&q, &q, &q).unwrap(), Kernels::Auto);
         let host = mcsparse_tests::values(&values);
-        for k in [1, n / 5, n - 1] {
-            let found = index_rows(&ops::partition_indices(&route, values.clone(), k, true));
+        // Mesa's software Vulkan ends the loops of a shader after 65,535 rounds in all, and Burn's `scatter` goes through a row in one.
+        let cut_off = n > 65_535 && std::env::var("BURN_DEVICE").is_ok_and(|name| name == "wgpu");
+        let mut routes = routes(Stage::Select, &Problem::of(&q, &q, &q).unwrap());
+        routes.retain(|route| !cut_off || matches!(route, Route::Kernel { .. }));
+        for (route, k) in routes.iter().flat_map(|route| [1, n / 5, n - 1].map(|k| (route, k))) {
+            let found = index_rows(&ops::partition_indices(route, values.clone(), k, true));
             for (found, row) in found.iter().zip(host.chunks(n)) {
                 let mut expected: Vec<usize> = (0..n).collect();
                 expected.sort_by(|&a, &b| row[b].total_cmp(&row[a]));

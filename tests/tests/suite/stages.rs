@@ -172,7 +172,14 @@ fn the_kernels_that_the_backend_has_are_taken() {
         })
     };
     let name = std::env::var("BURN_DEVICE").unwrap_or_default();
-    let [shared, planes, matrix, warpgroup] = [
+    let units = name == "cpu" || std::env::var("MCSPARSE_TIER").is_ok_and(|tier| tier == "units");
+    let [single, shared, planes, matrix, warpgroup] = [
+        [
+            "cube single units",
+            "cube pddp of single units",
+            "cube column sums of single units",
+            "cube gathering single units",
+        ],
         ["cube shared-memory tiles", "cube pddp", "cube column sums", "cube gathered shared-memory tiles"],
         ["cube plane tiles", "cube pddp", "cube column sums", "cube gathered plane tiles"],
         ["cube matrix tiles", "cube matrix pddp", "cube matrix column sums", "cube gathered matrix tiles"],
@@ -182,14 +189,13 @@ fn the_kernels_that_the_backend_has_are_taken() {
         let found = kernels(head_dim, DType::F32);
         match (mcsparse_tests::is_flex(), name.as_str()) {
             (true, _) => assert_eq!(found, ["cpu tiles", "cpu pddp", "cpu column sums", "cpu gathered tiles"]),
-            // One thread a unit, and as many as cores: the kernels decline and say so.
-            (_, "cpu") => assert!(found.iter().all(|name| name.starts_with('(')), "{found:?}"),
+            _ if units => assert_eq!(found, single),
             (_, "cuda") => assert_eq!(found, planes),
             // Which of the two depends on the driver.
             _ => assert!(found == shared || found == planes, "{found:?}"),
         }
     }
-    if name == "cuda" {
+    if name == "cuda" && !units {
         // Matrix units with 16-bit floats: from compute capability 8.0 on.
         assert_eq!(kernels(80, DType::BF16), matrix);
         // Hopper with the CUDA C++ compiler, and nothing else.

@@ -56,8 +56,7 @@ fn cases(test: &str) -> Vec<(Case, f64)> {
 
 fn kernel(case: &Case, stage: Stage) -> Route {
     let route = ops::route(stage, &case.problem(), Kernels::Auto);
-    let cpu = std::env::var("BURN_DEVICE").is_ok_and(|name| name == "cpu");
-    assert!(cpu || matches!(route, Route::Kernel { .. }), "{}: {stage:?} by {route}", case.name);
+    assert!(matches!(route, Route::Kernel { .. }), "{}: {stage:?} by {route}", case.name);
     route
 }
 

@@ -145,12 +145,12 @@ impl MetaCache {
     ///
     /// # Errors
     ///
-    /// [`Error::Branch`] if branches were announced and this is none of them, or no step has begun.
+    /// [`Error::Branch`] if branches were announced and this is none of them, [`Error::Clock`] if no step has begun.
     pub fn begin_branch(&mut self, branch: &Branch) -> Result<(), Error> {
         self.clock.begin_branch(branch)
     }
 
-    /// The report of a run that has taken all its steps.
+    /// The report of a run that has begun all its steps.
     ///
     /// # Errors
     ///
@@ -160,7 +160,8 @@ impl MetaCache {
         Ok(&self.report)
     }
 
-    /// Forgets all slots and the report and sets the clock back, for another run of the same plan.
+    /// Forgets all slots and the report and sets the clock back, for another run of the same plan. Announced branches, placement, model and
+    /// timing stay.
     pub fn clear(&mut self) {
         self.slots.clear();
         self.drift = Drift::default();

@@ -1,13 +1,13 @@
 //! Gathering and scattering whole rows by an index tensor of its own for every `[batch, head]`.
 
-use burn::tensor::{Bool, DType, Device, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 
 /// The integer type of all index tensors: 32 bits, half the memory of the usual 64.
 pub(crate) const INDEX: DType = DType::I32;
 
-/// `0..n` as indices.
+/// `0..n` as indices, from the host: on fused devices Burn 0.22's `arange` is a `cumsum`, see [`running_count`].
 pub(crate) fn arange(n: usize, device: &Device) -> Tensor<1, Int> {
-    Tensor::arange(0..n as i64, device).cast(INDEX)
+    Tensor::from_data(TensorData::new((0..n as i32).collect(), [n]), (device, INDEX))
 }
 
 /// Takes rows `index[z, i]` of `rows[z]`.
@@ -41,7 +41,7 @@ pub(crate) fn permute_into(destination: Tensor<2, Int>, values: Tensor<2, Int>) 
 /// How many marks each row has up to and including each column, `[rows, n]`.
 ///
 /// In blocks: on CubeCL devices Burn 0.22's `cumsum` sums every element's row from its start, which takes time that grows with
-/// the square of its length.
+/// the square of its length, and is cut off on software Vulkan, where Mesa ends the loops of a shader after 65,535 rounds.
 pub(crate) fn running_count(marks: Tensor<2, Bool>) -> Tensor<2, Int> {
     const BLOCK: usize = 1024;
     let ([rows, n], device) = (marks.dims(), marks.device());

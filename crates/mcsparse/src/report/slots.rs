@@ -18,7 +18,7 @@ pub struct SlotRecord {
     pub index_format: IndexFormat,
     /// The stored form of the residual.
     pub residual_format: ResidualFormat,
-    /// Where the slot waits for its next use.
+    /// Where the slot waits for its next use: `device` or `host`.
     pub place: &'static str,
 }
 

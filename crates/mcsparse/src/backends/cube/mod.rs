@@ -1,5 +1,6 @@
 //! CubeCL kernels: one source for CUDA, ROCm, Metal, Vulkan, WebGPU and the CubeCL CPU runtime.
 
+mod alone;
 mod attend;
 mod cooperative;
 #[cfg(feature = "cuda-source")]
@@ -55,6 +56,7 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
             let Choice { tier, declined } = tier::choose(client.properties(), problem.dtype, problem.head_dim)?;
             Ok(Route::Kernel { name: attend::name(tier, stage == Stage::Sparse), declined })
         }
+        Stage::Group if alone::applies(hardware) => Ok(Route::kernel("cube pddp of single units")),
         Stage::Group => {
             counts(&client)?;
             fits(hardware, group::UNITS, group::shared_bytes(problem.head_dim))?;
@@ -63,6 +65,7 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
                 Err(reason) => Route::Kernel { name: "cube pddp", declined: vec![reason] },
             })
         }
+        Stage::Select if alone::applies(hardware) => Ok(Route::kernel(select::name(Tier::Units))),
         Stage::Select => {
             counts(&client)?;
             fits(hardware, tile::UNITS, column_sums::SHARED_BYTES.max(partition::SHARED_BYTES))?;
@@ -71,11 +74,11 @@ pub(super) fn supports(device: &CubeDevice, stage: Stage, problem: &Problem) -> 
         }
         Stage::DenseSelect => supports_riding(device, problem, 1),
         Stage::Tail => {
-            fits(hardware, formats::UNITS, 0)?;
             let Choice { tier, declined } =
                 tier::choose_from(Tier::Matrix, client.properties(), problem.dtype, problem.head_dim)?;
             Ok(Route::Kernel { name: attend::name_of_means(tier), declined })
         }
+        Stage::Encode | Stage::Decode if alone::applies(hardware) => Ok(Route::kernel("cube cache formats")),
         Stage::Encode | Stage::Decode => {
             fits(hardware, formats::UNITS, formats::SHARED_BYTES)?;
             Ok(Route::kernel("cube cache formats"))

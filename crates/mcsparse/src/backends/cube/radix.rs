@@ -3,6 +3,8 @@
 //! Radix select in three passes over eleven, eleven and ten bits. Counts are integers, so that the order in which units add theirs does
 //! not matter: the same bits every run. NaN is handled by its bits, whatever a shader compiler assumes of floats.
 
+pub(super) mod alone;
+
 use cubecl::prelude::*;
 
 /// The lowest bit of each pass's digit: few passes, since each reads all values once.

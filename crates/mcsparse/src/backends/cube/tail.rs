@@ -8,9 +8,9 @@ use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
 use super::{
+    alone::{launch, piece},
     attend::{Ending, Lists, attend},
     empty,
-    formats::{UNITS, count, cube},
 };
 use crate::{ops::Finish, reference::TailOptions};
 
@@ -61,14 +61,15 @@ fn means(rows: CubeTensor, options: &TailOptions) -> CubeTensor {
     let means = empty(&rows, &[batch, heads, blocks, dim], rows.dtype);
     let all = batch * heads * blocks * dim;
     assert!(u32::try_from(all).is_ok(), "means: {all} values are more than one launch counts");
+    let (cube_count, cube_dim) = launch(&rows.client, all);
     let address = rows.required_address_type().max(means.required_address_type());
     // SAFETY: each of `all` units writes one value, and reads tokens of its block between the sinks, which are fewer than
     // the tensor has.
     unsafe {
         mean_of_blocks::launch_unchecked(
             &rows.client.clone(),
-            count(all.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
+            cube_count,
+            cube_dim,
             address,
             rows.clone().into_tensor_arg(),
             means.clone().into_buffer_arg(),
@@ -97,7 +98,7 @@ fn mean_of_blocks<E: Float>(
     #[comptime] dim: usize,
     #[define(E)] _dtype: ElemType,
 ) {
-    let at = cube() * UNITS + UNIT_POS;
+    let at = piece();
     if at >= all {
         terminate!();
     }
@@ -125,13 +126,14 @@ fn log_counts(indices: CubeTensor, tokens: usize, options: &TailOptions) -> Cube
     let counts = empty(&indices, &[batch, heads, groups, blocks], DType::I32);
     let all = batch * heads * groups * blocks;
     assert!(u32::try_from(all).is_ok(), "counts: {all} blocks are more than one launch counts");
+    let (cube_count, cube_dim) = launch(&indices.client, all);
     let address = indices.required_address_type().max(counts.required_address_type());
     // SAFETY: each of `all` units writes one count, and searches the `kept` entries of its own list.
     unsafe {
         count_left::launch_unchecked(
             &indices.client.clone(),
-            count(all.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
+            cube_count,
+            cube_dim,
             address,
             indices.clone().into_buffer_arg(),
             counts.clone().into_buffer_arg(),
@@ -158,7 +160,7 @@ fn count_left(
     first: u32,
     end: u32,
 ) {
-    let at = cube() * UNITS + UNIT_POS;
+    let at = piece();
     if at >= all {
         terminate!();
     }

@@ -3,9 +3,10 @@
 use std::sync::OnceLock;
 
 use burn::tensor::DType;
-use cubecl::ir::{DeviceProperties, features::Plane};
+use cubecl::ir::{DeviceProperties, HardwareProperties, features::Plane};
 
 use super::{
+    alone,
     attend::{self, shape::SHARED_BYTES},
     fits, matrix_units, select,
     tile::{SIDE, UNITS},
@@ -26,16 +27,18 @@ pub(super) enum Tier {
     Planes,
     /// Nothing.
     Shared,
+    /// Not even that: units that work alone, for CPUs; elsewhere by name only.
+    Units,
 }
 
 impl Tier {
     /// All, fastest first.
-    const ALL: [Tier; 6] =
-        [Tier::Warpgroup, Tier::Matrix, Tier::Cooperative, Tier::Emulated, Tier::Planes, Tier::Shared];
+    const ALL: [Tier; 7] =
+        [Tier::Warpgroup, Tier::Matrix, Tier::Cooperative, Tier::Emulated, Tier::Planes, Tier::Shared, Tier::Units];
 
-    /// The fastest that `MCSPARSE_TIER` (`warpgroup`, `matrix`, `cooperative`, `emulated`, `planes` or `shared`) allows, for
+    /// The fastest that `MCSPARSE_TIER` (`warpgroup`, `matrix`, `cooperative`, `emulated`, `planes`, `shared` or `units`) allows, for
     /// tests and measurements of the slower ones; the very fastest if it is unset.
-    fn limit() -> Tier {
+    pub fn limit() -> Tier {
         static LIMIT: OnceLock<Tier> = OnceLock::new();
         *LIMIT.get_or_init(|| match std::env::var("MCSPARSE_TIER") {
             Err(_) => Tier::Warpgroup,
@@ -60,6 +63,7 @@ impl Tier {
             Tier::Emulated => "emulated",
             Tier::Planes => "planes",
             Tier::Shared => "shared",
+            Tier::Units => "units",
         }
     }
 }
@@ -85,8 +89,7 @@ pub(super) fn choose_from(
 ) -> Result<Choice, String> {
     let mut declined = Vec::new();
     let tiers = Tier::ALL.into_iter().filter(|tier| *tier >= fastest);
-    // A kernel that no device is to run is no choice, and no reason either.
-    for tier in tiers.filter(|tier| *tier != Tier::Emulated || Tier::limit() == Tier::Emulated) {
+    for tier in tiers.filter(|tier| tier.is_choice(&properties.hardware)) {
         match tier.takes(properties, dtype, head_dim).and_then(|()| tier.allowed()) {
             Ok(()) => return Ok(Choice { tier, declined }),
             Err(reason) => declined.push(reason),
@@ -96,6 +99,15 @@ pub(super) fn choose_from(
 }
 
 impl Tier {
+    /// Whether the device is to run it at all: what it is not for is no reason for anything either.
+    fn is_choice(self, hardware: &HardwareProperties) -> bool {
+        match self {
+            Tier::Emulated => Tier::limit() == Tier::Emulated,
+            Tier::Units => alone::applies(hardware),
+            _ => !alone::is_cpu(hardware),
+        }
+    }
+
     /// Refuses with the reason where the device lacks something.
     fn takes(self, properties: &DeviceProperties, dtype: DType, head_dim: usize) -> Result<(), String> {
         let (features, hardware) = (&properties.features, &properties.hardware);
@@ -124,6 +136,7 @@ impl Tier {
             }
             // 32 KiB and 256 units: what WebGPU adapters and software Vulkan offer.
             Tier::Shared => fits(hardware, UNITS, SHARED_BYTES),
+            Tier::Units => Ok(()),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! From Burn tensors to a launch of the attention kernel.
 
+mod alone;
 pub(super) mod cooperative;
 pub(super) mod matrix;
 mod mma;
@@ -20,7 +21,7 @@ use cubecl::prelude::*;
 
 use self::shape::{Keys, SizesLaunch, Tile};
 use super::{
-    CUBES_X, empty,
+    CUBES_X, alone as units, empty,
     tier::{self, Tier},
     tile::UNITS,
 };
@@ -41,6 +42,8 @@ pub(super) fn name(tier: Tier, gathered: bool) -> &'static str {
         (Tier::Planes, true) => "cube gathered plane tiles",
         (Tier::Shared, false) => "cube shared-memory tiles",
         (Tier::Shared, true) => "cube gathered shared-memory tiles",
+        (Tier::Units, false) => "cube single units",
+        (Tier::Units, true) => "cube gathering single units",
     }
 }
 
@@ -52,6 +55,7 @@ pub(super) fn name_of_means(tier: Tier) -> &'static str {
         Tier::Emulated => "cube block means, emulated cooperative tiles",
         Tier::Planes => "cube block means, plane tiles",
         Tier::Shared => "cube block means, shared-memory tiles",
+        Tier::Units => "cube block means, single units",
     }
 }
 
@@ -174,6 +178,7 @@ pub(super) fn attend(
         (Some(_), ..) => warpgroup::QUERIES,
         (_, Some(tile), _) => tile.queries(),
         (.., Some(tile)) => tile.queries(),
+        _ if tier == Tier::Units => alone::QUERIES,
         _ => simt.queries(),
     };
     let tiles_per_group = group_size.div_ceil(rows);
@@ -229,8 +234,37 @@ pub(super) fn attend(
         cooperative::launch(tile, [query, key, value], lists, (finish, other), results, sizes, cube_count, address);
         return (output, lse);
     }
-    // SAFETY: every access stays inside the tensors whose strides and sizes are passed: the shapes fit each other (above),
+    // SAFETY, of both: every access stays inside the tensors whose strides and sizes are passed: the shapes fit each other (above),
     // rows and keys are bounded by the sizes, and the kernel clamps what order and indices hold.
+    if tier == Tier::Units {
+        let (cube_count, cube_dim) = units::launch(&client, cubes);
+        let vector = units::vector(&[&query, &key, &value]);
+        unsafe {
+            alone::attend::launch_unchecked(
+                &client,
+                cube_count,
+                cube_dim,
+                address,
+                vector,
+                query.into_tensor_arg(),
+                key.into_tensor_arg(),
+                value.into_tensor_arg(),
+                lists.order.into_buffer_arg(),
+                lists.indices.into_buffer_arg(),
+                other.into_tensor_arg(),
+                past_lse.into_buffer_arg(),
+                output.clone().into_tensor_arg(),
+                lse.clone().into_buffer_arg(),
+                sizes,
+                dim,
+                vector,
+                lists.keys,
+                finish,
+                dtype_to_storage_type(dtype),
+            );
+        }
+        return (output, lse);
+    }
     unsafe {
         simt::attend::launch_unchecked(
             &client,

@@ -301,7 +301,7 @@ fn across_row(
 
 /// Logarithm of how many keys the `j`-th of a tile of `count` stands for; below zero if it is none.
 #[cube]
-fn log_count(indices: &[i32], tile: usize, j: u32, count: u32, #[comptime] keys: Keys) -> f32 {
+pub(super) fn log_count(indices: &[i32], tile: usize, j: u32, count: u32, #[comptime] keys: Keys) -> f32 {
     let mut result = 0.0f32;
     if comptime!(keys == Keys::Counted) {
         result = f32::reinterpret(indices[tile + min(j, count - 1) as usize] as u32);
@@ -311,7 +311,14 @@ fn log_count(indices: &[i32], tile: usize, j: u32, count: u32, #[comptime] keys:
 
 /// The query at `place`, or the last one before `end` for places past it.
 #[cube]
-fn query_at(order: &[i32], places: usize, place: u32, end: u32, queries: u32, #[comptime] gathered: bool) -> usize {
+pub(super) fn query_at(
+    order: &[i32],
+    places: usize,
+    place: u32,
+    end: u32,
+    queries: u32,
+    #[comptime] gathered: bool,
+) -> usize {
     let mut token = min(place, end - 1) as usize;
     if comptime!(gathered) {
         token = query_of(order, places, place, end, queries);
@@ -321,7 +328,14 @@ fn query_at(order: &[i32], places: usize, place: u32, end: u32, queries: u32, #[
 
 /// The `j`-th key from `start` on.
 #[cube]
-fn key_at(indices: &[i32], list: usize, start: u32, j: u32, all_keys: u32, #[comptime] gathered: bool) -> usize {
+pub(super) fn key_at(
+    indices: &[i32],
+    list: usize,
+    start: u32,
+    j: u32,
+    all_keys: u32,
+    #[comptime] gathered: bool,
+) -> usize {
     let mut token = (start + j) as usize;
     if comptime!(gathered) {
         token = min(indices[list + token] as u32, all_keys - 1) as usize;

@@ -7,7 +7,10 @@ use burn::{
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use super::{super::empty, UNITS, count, cube};
+use super::super::{
+    alone::{launch, piece},
+    empty,
+};
 use crate::residual_format::{CODES, ResidualFormat, SMALLEST};
 
 /// Words of codes `[batch, heads, rows, ceil(dim / 4)]` and the largest magnitudes `[batch, heads, rows]`.
@@ -17,12 +20,13 @@ pub(in super::super) fn encode(residual: CubeTensor, format: ResidualFormat) -> 
     let codes = empty(&residual, &[batch, heads, rows, dim.div_ceil(CODES)], DType::I32);
     let largest = empty(&residual, &[batch, heads, rows], residual.dtype);
     let rows = batch * heads * rows;
+    let (cube_count, cube_dim) = launch(&residual.client, rows);
     // SAFETY: the kernel reads `dim` values and writes their words and one magnitude for each of `rows` rows.
     unsafe {
         encode_rows::launch_unchecked(
             &residual.client,
-            count(rows.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
+            cube_count,
+            cube_dim,
             residual.required_address_type(),
             residual.clone().into_buffer_arg(),
             codes.clone().into_buffer_arg(),
@@ -47,7 +51,7 @@ fn encode_rows<E: Float>(
     #[comptime] format: ResidualFormat,
     #[define(E)] _dtype: ElemType,
 ) {
-    let row = cube() * UNITS + UNIT_POS;
+    let row = piece();
     if row >= rows {
         terminate!();
     }
@@ -111,12 +115,13 @@ pub(in super::super) fn decode(
     let all = batch * heads * rows * words;
     assert!(u32::try_from(all).is_ok(), "codes: {all} words are more than one launch counts");
     let vector = if dim.is_multiple_of(CODES) { CODES } else { 1 };
+    let (cube_count, cube_dim) = launch(&codes.client, all);
     // SAFETY: each of `all` units reads one word and its row's magnitude and writes the values of the word inside its row.
     unsafe {
         decode_words::launch_unchecked(
             &codes.client,
-            count(all.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
+            cube_count,
+            cube_dim,
             values.required_address_type(),
             vector,
             codes.clone().into_buffer_arg(),
@@ -144,7 +149,7 @@ fn decode_words<E: Float, N: Size>(
     #[comptime] format: ResidualFormat,
     #[define(E)] _dtype: ElemType,
 ) {
-    let at = cube() * UNITS + UNIT_POS;
+    let at = piece();
     if at >= all {
         terminate!();
     }

@@ -4,9 +4,14 @@ use burn::{backend::TensorMetadata, tensor::DType};
 use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
-use super::{super::empty, UNITS, count, cube};
+use super::super::{
+    alone::{self, count, cube, piece},
+    empty,
+};
 use crate::index_format::{BITS, BLOCK, IndexFormat};
 
+/// Units of a cube that expands bitmaps: the WebGPU limit.
+pub(in super::super) const UNITS: u32 = 256;
 /// Words of a tile that one cube expands at a time, half a word a unit.
 const TILE: usize = UNITS as usize / 2;
 /// Units whose counts one unit adds up.
@@ -23,13 +28,14 @@ pub(in super::super) fn pack(indices: CubeTensor, format: IndexFormat, keys: usi
     let indices = into_contiguous(indices);
     let words = format.words(keys, kept);
     let packed = empty(&indices, &[batch, heads, groups, words], DType::I32);
-    let (rows, cubes) = (batch * heads * groups, words.div_ceil(UNITS as usize));
+    let (rows, units) = (batch * heads * groups, alone::units(&indices.client));
+    let cubes = words.div_ceil(units as usize);
     // SAFETY: the kernel reads places below `kept` and writes places below `words` of each of `rows` rows.
     unsafe {
         pack_words::launch_unchecked(
             &indices.client,
             count(rows * cubes),
-            CubeDim::new_1d(UNITS),
+            CubeDim::new_1d(units),
             indices.required_address_type().max(packed.required_address_type()),
             indices.clone().into_buffer_arg(),
             packed.clone().into_buffer_arg(),
@@ -57,7 +63,7 @@ fn pack_words(
     #[comptime] bitmap: bool,
 ) {
     let row = cube() / cubes;
-    let word = cube() % cubes * UNITS + UNIT_POS;
+    let word = cube() % cubes * CUBE_DIM_X + UNIT_POS;
     if row >= rows || word >= words {
         terminate!();
     }
@@ -115,19 +121,24 @@ pub(in super::super) fn expand(packed: CubeTensor, format: IndexFormat, keys: us
     let indices = empty(&packed, &[batch, heads, groups, kept], DType::I32);
     let rows = batch * heads * groups;
     let address = indices.required_address_type().max(packed.required_address_type());
-    let (client, units) = (&packed.client, CubeDim::new_1d(UNITS));
+    let client = &packed.client;
     let (from, to) = (packed.clone().into_buffer_arg(), indices.clone().into_buffer_arg());
     let (rows_arg, kept_arg, words_arg) = (rows as u32, kept as u32, words as u32);
     // SAFETY: the kernels read `words` words and write places below `kept` of each of `rows` rows.
     unsafe {
-        if format == IndexFormat::Bitmap {
+        if format == IndexFormat::Bitmap && alone::applies(&client.properties().hardware) {
+            let (cubes, units) = alone::launch(client, rows);
+            expand_alone::launch_unchecked(client, cubes, units, address, from, to, rows_arg, kept_arg, words_arg);
+        } else if format == IndexFormat::Bitmap {
+            let units = CubeDim::new_1d(UNITS);
             expand_bits::launch_unchecked(client, count(rows), units, address, from, to, rows_arg, kept_arg, words_arg);
         } else {
-            let cubes = kept.div_ceil(UNITS as usize);
+            let units = alone::units(client);
+            let cubes = kept.div_ceil(units as usize);
             expand_offsets::launch_unchecked(
                 client,
                 count(rows * cubes),
-                units,
+                CubeDim::new_1d(units),
                 address,
                 from,
                 to,
@@ -146,7 +157,7 @@ pub(in super::super) fn expand(packed: CubeTensor, format: IndexFormat, keys: us
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn expand_offsets(packed: &[u32], indices: &mut [u32], rows: u32, kept: u32, words: u32, starts: u32, cubes: u32) {
     let row = cube() / cubes;
-    let place = cube() % cubes * UNITS + UNIT_POS;
+    let place = cube() % cubes * CUBE_DIM_X + UNIT_POS;
     if row >= rows || place >= kept {
         terminate!();
     }
@@ -220,5 +231,25 @@ fn expand_bits(packed: &[u32], indices: &mut [u32], rows: u32, kept: u32, words:
         }
         written += total;
         tile += comptime!(TILE as u32);
+    }
+}
+
+/// The same by units that work alone, a row each.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn expand_alone(packed: &[u32], indices: &mut [u32], rows: u32, kept: u32, words: u32) {
+    let row = piece();
+    if row >= rows {
+        terminate!();
+    }
+    let (from, to) = (row as usize * words as usize, row as usize * kept as usize);
+    let mut written = 0u32;
+    for word in 0..words {
+        let bits = packed[from + word as usize];
+        for bit in 0..comptime!(BITS as u32) {
+            if (bits >> bit) & 1u32 == 1u32 && written < kept {
+                indices[to + written as usize] = word * comptime!(BITS as u32) + bit;
+                written += 1u32;
+            }
+        }
     }
 }

@@ -8,14 +8,14 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{
-    LARGE_ROOM, ROOM, SPLIT_UNITS, UNITS, direction, gram, gram_mma, matrix_units,
+    LARGE_ROOM, ROOM, SPLIT_UNITS, UNITS, alone, direction, gram, gram_mma, matrix_units,
     plan::{Level, Plan, Tiling},
     project,
     rows::SizesLaunch,
     split,
 };
 use crate::{
-    backends::cube::{CUBES_X, empty},
+    backends::cube::{CUBES_X, alone as units, empty},
     reference::{GroupOptions, start_vector},
 };
 
@@ -40,6 +40,8 @@ pub(super) struct Launch<'a> {
     split_units: u32,
     /// Projections that one cube keeps in shared memory.
     room: usize,
+    /// Whether a unit takes a whole node.
+    alone: bool,
 }
 
 impl<'a> Launch<'a> {
@@ -64,6 +66,7 @@ impl<'a> Launch<'a> {
                 && matrix_units(&query.client, tiling.dim, query.dtype).is_ok(),
             split_units: 1 << hardware.max_units_per_cube.min(SPLIT_UNITS).ilog2(),
             room: if hardware.max_shared_memory_size > 96 * 1024 { LARGE_ROOM } else { ROOM },
+            alone: units::applies(hardware),
         }
     }
 
@@ -71,12 +74,13 @@ impl<'a> Launch<'a> {
     pub fn identity(&self, order: &CubeTensor) {
         let [batch, heads, queries] = order.shape().dims();
         let len = batch * heads * queries;
+        let (cube_count, cube_dim) = units::launch(&self.query.client, len);
         // SAFETY: the kernel writes `len` values, as many as `order` has.
         unsafe {
             split::identity::launch_unchecked(
                 &self.query.client,
-                count(len.div_ceil(UNITS as usize)),
-                CubeDim::new_1d(UNITS),
+                cube_count,
+                cube_dim,
                 order.required_address_type(),
                 order.clone().into_buffer_arg(),
                 queries as u32,
@@ -95,6 +99,9 @@ impl<'a> Launch<'a> {
         next: &CubeTensor,
         projections: &CubeTensor,
     ) {
+        if self.alone {
+            return self.split_alone(part, order, next, projections);
+        }
         let nodes = part.heads * part.nodes;
         let padded = self.tiling.padded();
         let f32s = |shape: &[usize]| empty(self.query, shape, DType::F32);
@@ -114,6 +121,32 @@ impl<'a> Launch<'a> {
             self.project(&part, order, &directions, &centres, projections);
         }
         self.split(part, order, &directions, &centres, projections, next, room);
+    }
+
+    /// All of it by units that work alone.
+    fn split_alone(&self, part: &Part, order: &CubeTensor, next: &CubeTensor, projections: &CubeTensor) {
+        let (cube_count, cube_dim) = units::launch(&self.query.client, part.heads * part.nodes);
+        let vector = units::vector(&[self.query]);
+        // SAFETY: as for `split`.
+        unsafe {
+            alone::split::launch_unchecked(
+                &self.query.client,
+                cube_count,
+                cube_dim,
+                address(&[self.query, order, projections]),
+                vector,
+                self.query.clone().into_tensor_arg(),
+                order.clone().into_buffer_arg(),
+                self.table.clone().into_buffer_arg(),
+                self.start.clone().into_buffer_arg(),
+                projections.clone().into_buffer_arg(),
+                next.clone().into_buffer_arg(),
+                self.sizes(part),
+                self.tiling.dim,
+                vector,
+                dtype_to_storage_type(self.query.dtype),
+            );
+        }
     }
 
     fn gram(&self, part: &Part, order: &CubeTensor, result: &CubeTensor, centres: &CubeTensor, whole: bool) {

@@ -4,6 +4,7 @@
 //! read back. A level is two launches where one cube takes a whole node (Gram matrix and direction, then projections and
 //! split), and four where nodes are long enough to spread over many cubes.
 
+mod alone;
 mod direction;
 mod gram;
 mod gram_mma;
@@ -113,9 +114,11 @@ pub(super) fn workspace_bytes(client: &Client, problem: &Problem, options: &Grou
     Plan::new(joined, problem.queries, tiling, options, cubes).workspace_bytes(joined)
 }
 
-/// Cubes that keep the device busy.
-fn busy_cubes(hardware: &HardwareProperties) -> usize {
-    hardware.num_streaming_multiprocessors.map_or(CUBES, |count| CUBES_PER_MULTIPROCESSOR * count as usize)
+/// Cubes that keep the device busy; none where units work alone.
+fn busy_cubes(hardware: &HardwareProperties) -> Option<usize> {
+    let multiprocessors = hardware.num_streaming_multiprocessors;
+    (!super::alone::applies(hardware))
+        .then(|| multiprocessors.map_or(CUBES, |count| CUBES_PER_MULTIPROCESSOR * count as usize))
 }
 
 /// Elements that rows can be read by as they lie.

@@ -86,11 +86,14 @@ pub(super) struct Plan {
     tiling: Tiling,
     /// Bytes left for what a launch keeps of each node.
     budget: usize,
+    /// Whether a unit takes a whole node and keeps nothing of it.
+    alone: bool,
 }
 
 impl Plan {
-    /// For `joined` heads of all batch elements on a device that is busy with `cubes` cubes.
-    pub fn new(joined: usize, queries: usize, tiling: Tiling, options: &GroupOptions, cubes: usize) -> Self {
+    /// For `joined` heads of all batch elements on a device that is busy with `cubes` cubes, none where units work alone.
+    pub fn new(joined: usize, queries: usize, tiling: Tiling, options: &GroupOptions, cubes: Option<usize>) -> Self {
+        let (alone, cubes) = (cubes.is_none(), cubes.unwrap_or(1));
         let lower = |len: usize| len.div_ceil(options.group_size) / 2 * options.group_size;
         let (mut table, mut levels) = (Vec::new(), Vec::new());
         let mut nodes = vec![(0, queries)];
@@ -118,6 +121,7 @@ impl Plan {
             queries,
             tiling,
             budget: options.workspace_bytes.saturating_sub(4 * joined * queries),
+            alone,
         };
         let widest = plan.levels.iter().map(|level| plan.head_bytes(level)).max().unwrap_or(1);
         plan.heads = (plan.budget / (widest + 4 * queries)).clamp(1, joined);
@@ -132,13 +136,16 @@ impl Plan {
 
     /// Nodes of `level` that one launch takes for all of its heads.
     pub fn nodes_per_launch(&self, level: &Level) -> usize {
+        if self.alone {
+            return level.nodes;
+        }
         (self.budget / (self.heads * self.bytes_of_node(level))).clamp(1, level.nodes)
     }
 
     /// Bytes that are allocated at once: the second order, the projections, and what the largest launch keeps.
     pub fn workspace_bytes(&self, joined: usize) -> usize {
-        let launch = |level: &Level| self.heads * self.nodes_per_launch(level) * self.bytes_of_node(level);
-        4 * joined * self.queries + 4 * self.heads * self.queries + self.levels.iter().map(launch).max().unwrap_or(0)
+        let kept = |level: &Level| self.heads * self.nodes_per_launch(level) * self.bytes_of_node(level);
+        4 * joined * self.queries + 4 * self.heads * self.queries + self.levels.iter().map(kept).max().unwrap_or(0)
     }
 
     fn head_bytes(&self, level: &Level) -> usize {
@@ -147,6 +154,9 @@ impl Plan {
 
     /// Direction and centre of a node, and the Gram matrices and means of its chunks.
     fn bytes_of_node(&self, level: &Level) -> usize {
+        if self.alone {
+            return 0;
+        }
         let padded = self.tiling.padded();
         let chunk = 4 * (padded * padded + padded);
         8 * padded + if self.partial(level) { level.chunks * chunk } else { 0 }

@@ -53,7 +53,18 @@ pub(super) fn place<E: Float, N: Size>(
     parts: u32,
 ) -> Place {
     let cube = CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X;
-    let node = cube / parts;
+    place_of(query, table, sizes, cube / parts, cube % parts)
+}
+
+/// The `node`-th node of the launch, for the `part`-th of those that share it.
+#[cube]
+pub(super) fn place_of<E: Float, N: Size>(
+    query: &Tensor<Vector<E, N>>,
+    table: &[u32],
+    sizes: &Sizes,
+    node: u32,
+    part: u32,
+) -> Place {
     let exists = node < sizes.joined * sizes.nodes;
     let joined = node / sizes.nodes;
     let z = sizes.first_head + joined;
@@ -61,7 +72,7 @@ pub(super) fn place<E: Float, N: Size>(
     let (batch, head) = ((z / sizes.heads) as usize, (z % sizes.heads) as usize);
     Place {
         exists,
-        part: cube % parts,
+        part,
         node: node as usize,
         joined: joined as usize,
         order: z as usize * sizes.queries as usize,

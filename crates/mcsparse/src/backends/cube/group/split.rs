@@ -7,7 +7,10 @@ use super::{
     project::project,
     rows::{Sizes, place},
 };
-use crate::backends::cube::radix::{self, Before};
+use crate::backends::cube::{
+    alone::piece,
+    radix::{self, Before},
+};
 
 /// One cube splits one node: the rows with the smallest projections in front, both sides in the order they had. Nodes of
 /// one group are copied.
@@ -92,7 +95,7 @@ fn partition(
 /// The order before the first split.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn identity(order: &mut [i32], queries: u32, len: u32) {
-    let i = (CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X) * CUBE_DIM_X + UNIT_POS_X;
+    let i = piece();
     if i < len {
         order[i as usize] = (i % queries) as i32;
     }

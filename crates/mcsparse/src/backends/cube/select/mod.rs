@@ -1,5 +1,6 @@
 //! Selection of each group's keys: column sums of a chunk of groups, then the exact largest of each.
 
+mod alone;
 pub(super) mod column_sums;
 pub(super) mod matrix;
 mod mma;
@@ -16,7 +17,7 @@ use cubecl::{ir::DeviceProperties, prelude::*};
 
 use self::sizes::SizesLaunch;
 use super::{
-    CUBES_X, empty,
+    CUBES_X, alone as units, empty,
     tier::{self, Tier},
     tile::{TILE_KEYS, UNITS, rows_for},
 };
@@ -28,6 +29,7 @@ pub(super) fn name(tier: Tier) -> &'static str {
         Tier::Warpgroup => "cube warpgroup column sums",
         Tier::Matrix => "cube matrix column sums",
         Tier::Cooperative | Tier::Emulated | Tier::Planes | Tier::Shared => "cube column sums",
+        Tier::Units => "cube column sums of single units",
     }
 }
 
@@ -124,13 +126,14 @@ fn column_sums(tier: Tier, inputs: &Inputs, mass: &CubeTensor, first_row: usize,
         Tier::Warpgroup => warpgroup::launch(inputs, mass, first_row, rows),
         Tier::Matrix => matrix::launch(inputs, mass, first_row, rows),
         Tier::Cooperative | Tier::Emulated | Tier::Planes | Tier::Shared => {
-            column_sums_of_units(inputs, mass, first_row, rows)
+            column_sums_of_tiles(inputs, mass, first_row, rows)
         }
+        Tier::Units => column_sums_alone(inputs, mass, first_row, rows),
     }
 }
 
 /// The kernel that needs shared memory and nothing else.
-fn column_sums_of_units(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
+fn column_sums_of_tiles(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
     let Inputs { query, key, lse, order, options } = inputs;
     let ([_, _, keys, dim], sizes) = (key.shape().dims(), inputs.sizes(first_row, rows, 1));
     let cubes = rows * keys.div_ceil(TILE_KEYS);
@@ -152,6 +155,34 @@ fn column_sums_of_units(inputs: &Inputs, mass: &CubeTensor, first_row: usize, ro
             sizes,
             rows_for(options.group_size),
             dim,
+            dtype_to_storage_type(query.dtype),
+        );
+    }
+}
+
+/// The kernel of units that work alone.
+fn column_sums_alone(inputs: &Inputs, mass: &CubeTensor, first_row: usize, rows: usize) {
+    let Inputs { query, key, lse, order, .. } = inputs;
+    let ([_, _, keys, dim], sizes) = (key.shape().dims(), inputs.sizes(first_row, rows, 1));
+    let (cube_count, cube_dim) = units::launch(&query.client, rows * keys.div_ceil(alone::KEYS));
+    let address = [query, key, lse, order, mass].map(CubeTensor::required_address_type);
+    let vector = units::vector(&[query, key]);
+    // SAFETY: as for `column_sums_of_tiles`.
+    unsafe {
+        alone::column_sums::launch_unchecked(
+            &query.client,
+            cube_count,
+            cube_dim,
+            address.into_iter().max().unwrap_or_default(),
+            vector,
+            query.clone().into_tensor_arg(),
+            key.clone().into_tensor_arg(),
+            lse.clone().into_buffer_arg(),
+            order.clone().into_buffer_arg(),
+            mass.clone().into_buffer_arg(),
+            sizes,
+            dim,
+            vector,
             dtype_to_storage_type(query.dtype),
         );
     }

@@ -8,7 +8,9 @@ use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
 
 use super::super::{
-    CUBES_X, empty,
+    CUBES_X,
+    alone::{self, piece},
+    empty,
     radix::{self, Before},
     tile::UNITS,
 };
@@ -46,21 +48,34 @@ pub(in super::super) fn partition_into(
         output.shape()
     );
     let address = values.required_address_type().max(output.required_address_type());
+    let (from, to) = (values.clone().into_buffer_arg(), output.clone().into_buffer_arg());
+    let sizes = (rows as u32, first_row as u32, n as u32, k as u32, width as u32);
+    let client = &values.client;
+    if alone::applies(&client.properties().hardware) {
+        let (cube_count, cube_dim) = alone::launch(client, rows);
+        // SAFETY: as below.
+        unsafe {
+            partition_alone::launch_unchecked(
+                client, cube_count, cube_dim, address, from, to, sizes.0, sizes.1, sizes.2, sizes.3, sizes.4,
+            );
+        }
+        return;
+    }
     let x = rows.clamp(1, CUBES_X);
     // SAFETY: the kernel reads `n` values and writes `width` indices for each of `rows` rows, as both tensors have (above).
     unsafe {
         partition_rows::launch_unchecked(
-            &values.client,
+            client,
             CubeCount::Static(x as u32, rows.div_ceil(x) as u32, 1),
             CubeDim::new_1d(UNITS),
             address,
-            values.clone().into_buffer_arg(),
-            output.clone().into_buffer_arg(),
-            rows as u32,
-            first_row as u32,
-            n as u32,
-            k as u32,
-            width as u32,
+            from,
+            to,
+            sizes.0,
+            sizes.1,
+            sizes.2,
+            sizes.3,
+            sizes.4,
         );
     }
 }
@@ -96,5 +111,29 @@ fn partition_rows(values: &[f32], output: &mut [i32], rows: u32, first_row: u32,
             }
         }
         tile += comptime!(radix::run(UNITS) * UNITS);
+    }
+}
+
+/// The same by units that work alone, a row each.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn partition_alone(values: &[f32], output: &mut [i32], rows: u32, first_row: u32, n: u32, k: u32, width: u32) {
+    let row = piece();
+    if row >= rows {
+        terminate!();
+    }
+    let start = row as usize * n as usize;
+    let out = (first_row + row) as usize * width as usize;
+    let last = radix::alone::kth_largest(values, start, n, k);
+    let mut before = Before { above: 0u32, equal: 0u32 };
+    for i in 0..n {
+        let key = radix::descending(values[start + i as usize]);
+        let kept = last.kept(&before);
+        if last.keeps(key, &before) {
+            output[out + kept as usize] = i as i32;
+        } else if width > k {
+            output[out + (k + i - kept) as usize] = i as i32;
+        }
+        before.above += u32::cast_from(key > last.key);
+        before.equal += u32::cast_from(key == last.key);
     }
 }
